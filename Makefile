@@ -1,0 +1,47 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help install test lint format servers matrix bench clean
+
+help: ## List what can be done
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(VENV)/.installed: pyproject.toml
+	@echo "Setting up $(VENV) ..."
+	@if command -v uv >/dev/null 2>&1; then \
+	  uv venv -q --allow-existing --python "$$(command -v $(PYTHON))" $(VENV) \
+	  && uv pip install -q --python $(BIN)/python -e '.[dev]'; \
+	else \
+	  $(PYTHON) -m venv $(VENV) \
+	    || { echo "python -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }; \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'; \
+	fi
+	@touch $@
+
+install: $(VENV)/.installed ## Make the environment
+
+test: $(VENV)/.installed ## Run every test, on a real server
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy rlaas_django
+
+format: $(VENV)/.installed ## Mend style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+servers: $(VENV)/.installed ## Run the tests on the oldest and newest servers to be had
+	$(BIN)/python -m tests.servers $(ARGS)
+
+matrix: $(VENV)/.installed ## Run the tests on each Python and Django to be had
+	$(BIN)/python -m tests.matrix $(ARGS)
+
+bench: $(VENV)/.installed ## Measure
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## Remove what was made here
+	rm -rf $(VENV) .tox .servers .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* htmlcov build dist

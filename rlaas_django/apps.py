@@ -1,0 +1,9 @@
+from django.apps import AppConfig
+
+
+class RlaasDjangoConfig(AppConfig):
+    name = "rlaas_django"
+    verbose_name = "Rate limits"
+
+    def ready(self) -> None:
+        from . import checks  # noqa: F401  (registers them)

@@ -1,0 +1,204 @@
+"""The only module that knows Redis: connections from the site's CACHES, and scripts run on them, sync and async.
+
+A script that may have run is never sent again. So commands go over a connection of the pool and not through redis-py's
+client, which repeats a call that timed out when the cache is configured to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Generator
+from typing import Any, NamedTuple
+
+import redis
+import redis.asyncio
+from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
+from redis.exceptions import NoScriptError, ResponseError
+
+from . import conf
+from .scripts import Script
+
+Command = tuple[Any, ...]
+
+# What an async connection takes over from the sync pool; the rest is of redis-py's own making, or sync only.
+_SHARED_OPTIONS = frozenset(
+    [
+        "host",
+        "port",
+        "path",
+        "db",
+        "username",
+        "password",
+        "credential_provider",
+        "socket_timeout",
+        "socket_connect_timeout",
+        "socket_keepalive",
+        "socket_keepalive_options",
+        "socket_type",
+        "client_name",
+        "protocol",
+        "encoding",
+        "encoding_errors",
+        "health_check_interval",
+        "server",
+        "lua_modules",
+    ]
+)
+
+
+class Call(NamedTuple):
+    """A script with its keys and arguments, ready to be sent."""
+
+    script: Script
+    keys: tuple[str, ...]
+    args: tuple[str | int, ...]
+
+
+def run(call: Call) -> Any:
+    """Run a script on the server of the site's cache, and give its reply."""
+    pool = _pool()
+    connection = pool.get_connection()
+    try:
+        dialogue = _dialogue(call)
+        command = next(dialogue)
+        while True:
+            try:
+                connection.send_command(*command)
+                reply = connection.read_response()
+            except ResponseError as error:
+                command = dialogue.throw(error)
+            else:
+                command = dialogue.send(reply)
+    except StopIteration as done:
+        return done.value
+    except ResponseError:
+        raise  # the server answered, and the connection is in order
+    except BaseException:
+        connection.disconnect()  # a reply may still be on its way, and must not reach the next caller
+        raise
+    finally:
+        pool.release(connection)
+
+
+async def arun(call: Call) -> Any:
+    """As `run`, natively async."""
+    pool = await _async_pool()
+    connection = await pool.get_connection()
+    try:
+        dialogue = _dialogue(call)
+        command = next(dialogue)
+        while True:
+            try:
+                await connection.send_command(*command)
+                reply = await connection.read_response()
+            except ResponseError as error:
+                command = dialogue.throw(error)
+            else:
+                command = dialogue.send(reply)
+    except StopIteration as done:
+        return done.value
+    except ResponseError:
+        raise
+    except BaseException:
+        await connection.disconnect(nowait=True)
+        raise
+    finally:
+        await pool.release(connection)
+
+
+def _dialogue(call: Call) -> Generator[Command, Any, Any]:
+    """The commands that run a script. NOSCRIPT says that it did not run; then it is registered, on that server, to stay."""
+    command = ("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
+    try:
+        return (yield command)
+    except NoScriptError:
+        yield ("SCRIPT", "LOAD", call.script.text)
+        return (yield command)
+
+
+# One pool per alias for the process, and one per running loop, each with the entry of CACHES that it was made of: another
+# entry (override_settings) means another pool.
+_pools: dict[str, tuple[dict[str, Any], redis.ConnectionPool]] = {}
+_async_pools: dict[asyncio.AbstractEventLoop, dict[str, tuple[dict[str, Any], Any, AsyncGenerator[None]]]] = {}
+_lock = threading.Lock()
+
+
+def _pool() -> redis.ConnectionPool:
+    alias = conf.config().cache
+    entry = conf.cache_entry(alias)
+    known = _pools.get(alias)
+    if known is None or known[0] is not entry:
+        known = _pools[alias] = entry, client(alias).connection_pool
+    return known[1]
+
+
+def client(alias: str) -> redis.Redis:
+    """The raw client of a cache, for writing: django-redis' or Django's own."""
+    entry = conf.cache_entry(alias)
+    cache: Any = caches[alias]
+    try:
+        if hasattr(cache, "client"):
+            raw = cache.client.get_client(True)
+        else:
+            raw = cache._cache.get_client(write=True)
+    except (AttributeError, NotImplementedError):
+        raw = None
+    if not isinstance(raw, redis.Redis):
+        raise ImproperlyConfigured(
+            f"RATE_LIMITER['CACHE'] names {alias!r}, whose backend {entry.get('BACKEND')!r} gives no Redis client; "
+            f"use {conf.REDIS_BACKENDS}."
+        )
+    return raw
+
+
+async def _async_pool() -> Any:
+    loop = asyncio.get_running_loop()
+    alias = conf.config().cache
+    entry = conf.cache_entry(alias)
+    known = _async_pools.get(loop, {}).get(alias)
+    if known is None or known[0] is not entry:
+        pool = _make_async_pool(_pool())
+        guard = _closing_with_the_loop(loop, pool)
+        with _lock:
+            for dead in [each for each in _async_pools if each.is_closed()]:
+                del _async_pools[dead]
+            _async_pools.setdefault(loop, {})[alias] = entry, pool, guard
+        await anext(guard)
+        return pool
+    return known[1]
+
+
+async def _closing_with_the_loop(loop: asyncio.AbstractEventLoop, pool: Any) -> AsyncGenerator[None]:
+    """Suspended until the loop shuts its generators down, which is the last chance to close a connection in order."""
+    try:
+        yield
+    finally:
+        _async_pools.pop(loop, None)
+        await pool.disconnect()
+
+
+def _make_async_pool(pool: redis.ConnectionPool) -> redis.asyncio.ConnectionPool:
+    options = {
+        option: value
+        for option, value in pool.connection_kwargs.items()
+        if option in _SHARED_OPTIONS or option.startswith("ssl_")
+    }
+    return redis.asyncio.ConnectionPool(
+        connection_class=_async_connection_class(pool.connection_class),
+        max_connections=pool.max_connections,
+        **options,
+    )
+
+
+def _async_connection_class(sync: Any) -> Any:
+    if sync.__module__.partition(".")[0] == "fakeredis":
+        import fakeredis
+
+        return getattr(fakeredis, "FakeAsyncRedisConnection", None) or fakeredis.FakeAsyncConnection
+    if issubclass(sync, redis.SSLConnection):
+        return redis.asyncio.SSLConnection
+    if issubclass(sync, redis.UnixDomainSocketConnection):
+        return redis.asyncio.UnixDomainSocketConnection
+    return redis.asyncio.Connection

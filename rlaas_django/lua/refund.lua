@@ -1,0 +1,22 @@
+--[[
+  Gives back what one request was charged, never more than is still counted.
+  Version  1
+
+  KEYS   one per policy that was charged
+  ARGV   now, unique and cost of the charge, then for each policy: algorithm, limit, window in ms, capacity, charged_at
+  reply  {units given back, ...}
+]]
+local unique, cost = ARGV[2], tonumber(ARGV[3])
+local given = {}
+
+for i, key in ipairs(KEYS) do
+  local at = 5 * i - 1
+  local p = {
+    key = key,
+    limit = tonumber(ARGV[at + 1]),
+    window = tonumber(ARGV[at + 2]),
+    capacity = tonumber(ARGV[at + 3]),
+  }
+  given[i] = algorithms[ARGV[at]].refund(p, now, cost, tonumber(ARGV[at + 4]), unique)
+end
+return given

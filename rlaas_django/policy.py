@@ -1,0 +1,283 @@
+"""The nouns: rates, policies, and what was decided. No Django, no Redis."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+FIXED_WINDOW = "fixed-window-algo"
+SLIDING_WINDOW = "sliding-window-algo"
+SLIDING_WINDOW_COMPACT = "sliding-window-compact-algo"
+SLIDING_WINDOW_COUNTER = "sliding-window-counter-algo"
+TOKEN_BUCKET = "token-bucket-algo"
+ALGORITHMS = (
+    FIXED_WINDOW,
+    SLIDING_WINDOW,
+    SLIDING_WINDOW_COMPACT,
+    SLIDING_WINDOW_COUNTER,
+    TOKEN_BUCKET,
+)
+
+DEFAULT = "default"  # the name of the policy that the settings describe at their top level
+FAILURE_MODES = ("open", "closed", "local")
+KEYS = ("user", "ip", "user_or_ip", "token", "global")
+KEY_PREFIXES = ("header:", "get:", "post:")
+
+RATE_FORMS = 'write "5/m", "30/10s", "1000/h", "5/60" (seconds) or (5, 60)'
+KEY_FORMS = (
+    'write "user", "ip", "user_or_ip", "token", "global", "header:<name>", "get:<name>", '
+    '"post:<name>", a callable taking the request, or the dotted path of one'
+)
+
+YEAR = 365 * 86_400
+# The scripts multiply limit and window in doubles; below 2^52 their quotients round the right way too.
+MAX_PRODUCT = 2**52
+
+RateFunction = Callable[[Any], Any]
+KeyFunction = Callable[[Any], Any]
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_RATE = re.compile(r"([0-9]{1,16})/(?=.)([0-9]{0,16})([smhd]?)")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+_DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+
+
+class PolicyError(ValueError):
+    """A rate or a policy that cannot be; the message has the value, the reason and the accepted form."""
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """`; did you mean 'search'?` when one of the known words is close, else nothing."""
+    close = difflib.get_close_matches(str(word), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """So many units per window of whole seconds.
+
+    >>> Rate.parse("30/10s")
+    Rate(limit=30, window=10)
+    """
+
+    limit: int
+    window: int
+
+    def __post_init__(self) -> None:
+        for word, number in (("limit", self.limit), ("window", self.window)):
+            if type(number) is not int:
+                raise PolicyError(f"The {word} {number!r} is not a whole number; {RATE_FORMS}.")
+            if number < 1:
+                raise PolicyError(f"The {word} {number} is below 1; {RATE_FORMS}.")
+        if self.window > YEAR:
+            raise PolicyError(f"The window of {self.window} seconds is over a year; at most {YEAR} will do.")
+        if self.limit > self.most(self.window):
+            raise PolicyError(
+                f"The limit {self.limit} is too large to be counted exactly over {self.window} seconds; "
+                f"at most {self.most(self.window)} will do."
+            )
+
+    @staticmethod
+    def most(window: int) -> int:
+        """The largest limit, or burst, that stays exact over this window."""
+        return MAX_PRODUCT // (window * 1000)
+
+    @classmethod
+    def parse(cls, value: object) -> Rate:
+        """Read `"5/m"`, `"30/10s"`, `"5/60"` or `(5, 60)`; PolicyError for anything else."""
+        try:
+            match value:
+                case Rate():
+                    return value
+                case str() if found := _RATE.fullmatch(value):
+                    limit, number, unit = found.groups()
+                    return cls(int(limit), int(number or 1) * _UNITS[unit])
+                case (limit, window):
+                    return cls(limit, window)
+        except PolicyError as error:
+            raise PolicyError(f"{value!r} is not a rate. {error}") from None
+        raise PolicyError(f"{value!r} is not a rate; {RATE_FORMS}.")
+
+    def __str__(self) -> str:
+        unit = next(unit for unit in "dhms" if self.window % _UNITS[unit] == 0)
+        number = self.window // _UNITS[unit]
+        return f"{self.limit}/{'' if number == 1 else number}{unit}"
+
+
+RateLike = str | tuple[int, int] | Rate
+
+
+@dataclass(frozen=True, slots=True, init=False, eq=False)
+class Policy:
+    """A named limit: so much, for whom, by which algorithm.
+
+    A policy's name is its counter, so a policy equals its name: `decision.policy == "login"`.
+
+    >>> Policy("search", "30/10s", key="ip", algo="token-bucket-algo", burst=60)
+    """
+
+    name: str
+    rate: Rate | RateFunction
+    key: str | KeyFunction
+    algo: str | None  # None: the one that the settings choose
+    burst: int | None
+    on_failure: str
+    shadow: bool
+
+    def __init__(
+        self,
+        name: str,
+        rate: RateLike | RateFunction,
+        *,
+        key: str | KeyFunction = "user_or_ip",
+        algo: str | None = None,
+        burst: int | None = None,
+        on_failure: str = "open",
+        shadow: bool = False,
+    ) -> None:
+        if not (isinstance(name, str) and _NAME.fullmatch(name)):
+            raise PolicyError(f"{name!r} is not a policy name; write 1 to 100 of A-Z a-z 0-9 _ . -")
+        values = {
+            "name": name,
+            "rate": rate if callable(rate) else Rate.parse(rate),
+            "key": key,
+            "algo": algo,
+            "burst": burst,
+            "on_failure": on_failure,
+            "shadow": shadow,
+        }
+        for attribute, value in values.items():
+            object.__setattr__(self, attribute, value)
+        for problem in self._problems():
+            raise PolicyError(f"Policy {name!r}: {problem}")
+
+    def _problems(self) -> Iterable[str]:
+        if not is_key(self.key):
+            yield f"key {self.key!r} is not known{nearest(self.key, KEYS)}; {KEY_FORMS}."
+        if self.algo is not None and self.algo not in ALGORITHMS:
+            yield unknown_algorithm(self.algo)
+        if self.on_failure not in FAILURE_MODES:
+            yield f"on_failure {self.on_failure!r} is not one of {', '.join(FAILURE_MODES)}."
+        if type(self.shadow) is not bool:
+            yield f"shadow {self.shadow!r} is not True or False."
+        if self.burst is not None:
+            yield from self._burst_problems(self.burst)
+
+    def _burst_problems(self, burst: object) -> Iterable[str]:
+        if type(burst) is not int or burst < 1:
+            yield f"burst {burst!r} is not a whole number of at least 1."
+        elif isinstance(self.rate, Rate) and burst > Rate.most(self.rate.window):
+            yield f"burst {burst} is too large to be counted exactly; at most {Rate.most(self.rate.window)} will do."
+        if self.algo not in (None, TOKEN_BUCKET):
+            yield f"burst goes with {TOKEN_BUCKET!r}, not with {self.algo!r}."
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            return self.name == other
+        if isinstance(other, Policy):
+            return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self))
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def unknown_algorithm(algo: object) -> str:
+    return f"algorithm {algo!r} is not known{nearest(algo, ALGORITHMS)}; write one of {', '.join(ALGORITHMS)}."
+
+
+def is_key(key: object) -> bool:
+    if not isinstance(key, str):
+        return callable(key)
+    prefixed = any(key.startswith(prefix) and len(key) > len(prefix) for prefix in KEY_PREFIXES)
+    return key in KEYS or prefixed or bool(_DOTTED_PATH.fullmatch(key))
+
+
+class Outcome(NamedTuple):
+    """What one policy said. `identity` is the part of the Redis key that tells who was asking."""
+
+    policy: Policy
+    identity: str
+    allowed: bool
+    limit: int
+    current_count: int
+    remaining: int
+    retry_after: float
+    reset_after: float
+    ttl: int
+
+
+def strictest(outcomes: Iterable[Outcome]) -> Outcome:
+    """The refusing outcome with the longest wait, else the one with least remaining; shadows only if all are."""
+    every = list(outcomes)
+    enforced = [outcome for outcome in every if not outcome.policy.shadow] or every
+    refused = [outcome for outcome in enforced if not outcome.allowed]
+    if refused:
+        return max(refused, key=lambda outcome: outcome.retry_after)
+    return min(enforced, key=lambda outcome: outcome.remaining)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer to one request: the strictest policy's figures, and every policy's outcome.
+
+    >>> decision = check("alice")
+    >>> decision.allowed, decision.remaining, decision.retry_after
+    (True, 4, 0.0)
+    """
+
+    allowed: bool
+    outcomes: tuple[Outcome, ...]
+    degraded: bool = False  # decided without Redis
+    # What `refund` sends; taken out of the list by the first who asks, so that it is given back once.
+    receipts: list[Any] = field(default_factory=list, repr=False, compare=False)
+    _strictest: Outcome = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_strictest", strictest(self.outcomes))
+
+    @property
+    def policy(self) -> Policy:
+        return self._strictest.policy
+
+    @property
+    def limit(self) -> int:
+        """Units per window; for a token bucket its burst."""
+        return self._strictest.limit
+
+    @property
+    def current_count(self) -> int:
+        """Units in the window before this request."""
+        return self._strictest.current_count
+
+    @property
+    def remaining(self) -> int:
+        """Units left after this request."""
+        return self._strictest.remaining
+
+    @property
+    def retry_after(self) -> float:
+        """Exact seconds until this request would pass; 0.0 when allowed, inf when its cost can never fit."""
+        return 0.0 if self.allowed else self._strictest.retry_after
+
+    @property
+    def reset_after(self) -> float:
+        """Seconds until the quota is whole again."""
+        return self._strictest.reset_after
+
+    @property
+    def ttl(self) -> int:
+        """Seconds: the window size, and for the fixed window what is left of it, rounded up."""
+        return self._strictest.ttl
+
+
+def seconds(milliseconds: int) -> float:
+    """A time of the scripts' replies, in ms; -1 says never."""
+    return math.inf if milliseconds < 0 else milliseconds / 1000

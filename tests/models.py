@@ -1,0 +1,122 @@
+"""Each algorithm again, in a few lines of plain Python that share nothing with the Lua.
+
+A model keeps what it must in the plainest way (lists of stamps, fractions) and answers as an outcome does, times in ms:
+(allowed, current_count, remaining, retry_after, reset_after). `retry_after` is found by search: the first ms at which the
+same question would be answered with yes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from fractions import Fraction
+
+NEVER = float("inf")
+
+
+class Model:
+    def __init__(self, limit: int, window: int, burst: int | None = None) -> None:
+        self.limit, self.window = limit, window
+        self.capacity = burst or limit
+
+    def ask(self, now: int, cost: int) -> tuple:
+        """As `check`: decide, and charge when allowed."""
+        count = self.count(now)
+        if count + cost > self.capacity:
+            return False, count, max(0, self.capacity - count), self.wait(now, cost), self.whole(now)
+        self.charge(now, cost)
+        return True, count, self.capacity - count - cost, 0, self.whole(now)
+
+    def wait(self, now: int, cost: int) -> float:
+        if cost > self.capacity:
+            return NEVER
+        return self.first(now, lambda then: self.count(then) + cost <= self.capacity)
+
+    def whole(self, now: int) -> int:
+        return self.first(now, lambda then: self.count(then) == 0)
+
+    def first(self, now: int, holds) -> int:
+        """How long until something holds that, with nobody asking, holds ever after."""
+        if holds(now):
+            return 0
+        step = 1
+        while not holds(now + step):
+            step *= 2
+        low, high = step // 2, step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if holds(now + middle) else (middle, high)
+        return high
+
+    def count(self, now: int) -> int:
+        raise NotImplementedError
+
+    def charge(self, now: int, cost: int) -> None:
+        raise NotImplementedError
+
+
+class Log(Model):
+    """Every unit's stamp; a unit counts until it is a window old."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.stamps: list[int] = []
+
+    def count(self, now: int) -> int:
+        return len(self.stamps) - bisect_right(self.stamps, now - self.window)
+
+    def charge(self, now: int, cost: int) -> None:
+        self.stamps = sorted([stamp for stamp in self.stamps if stamp > now - self.window] + [now] * cost)
+
+
+class Fixed(Model):
+    """A count per window."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.counts: dict[int, int] = {}
+
+    def count(self, now: int) -> int:
+        return self.counts.get(now // self.window, 0)
+
+    def charge(self, now: int, cost: int) -> None:
+        self.counts[now // self.window] = self.count(now) + cost
+
+
+class Counter(Fixed):
+    """Last window's count fades out over this one; parts of a unit count as a unit."""
+
+    def count(self, now: int) -> int:
+        index, elapsed = divmod(now, self.window)
+        faded = Fraction(self.counts.get(index - 1, 0) * (self.window - elapsed), self.window)
+        return self.counts.get(index, 0) + -(-faded.numerator // faded.denominator)
+
+    def charge(self, now: int, cost: int) -> None:
+        index = now // self.window
+        self.counts[index] = self.counts.get(index, 0) + cost
+
+
+class Bucket(Model):
+    """Units missing from the bucket, a fraction; it refills by limit / window per ms."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.missing, self.at = Fraction(0), 0
+
+    def level(self, now: int) -> Fraction:
+        return max(Fraction(0), self.missing - Fraction(self.limit, self.window) * (now - self.at))
+
+    def count(self, now: int) -> int:
+        missing = self.level(now)
+        return -(-missing.numerator // missing.denominator)
+
+    def charge(self, now: int, cost: int) -> None:
+        self.missing, self.at = self.level(now) + cost, now
+
+
+MODELS = {
+    "fixed-window-algo": Fixed,
+    "sliding-window-algo": Log,
+    "sliding-window-compact-algo": Log,
+    "sliding-window-counter-algo": Counter,
+    "token-bucket-algo": Bucket,
+}

@@ -1,0 +1,39 @@
+"""Settings of the tests. The server is started here: every process that loads them has its own."""
+
+import os
+
+from example_project import redis_server
+from rlaas_django.testing import embedded_redis
+
+
+def _worker_url() -> str:
+    url = redis_server.url()
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]
+    if "REDIS_URL" in os.environ:  # shared by the workers of a run, so each takes a database
+        return f"{url.rstrip('/')}/{worker}"
+    return url
+
+
+# A process that a test starts asks the test's own server.
+REDIS = os.environ.get("RLAAS_TEST_REDIS") or _worker_url()
+
+SECRET_KEY = "tests"
+USE_TZ = True
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "rlaas_django",
+]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+
+_TIMEOUTS = {"SOCKET_TIMEOUT": 20, "SOCKET_CONNECT_TIMEOUT": 20}
+CACHES = {
+    "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": REDIS, "OPTIONS": _TIMEOUTS},
+    "django": {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "LOCATION": REDIS,
+        "OPTIONS": {option.lower(): value for option, value in _TIMEOUTS.items()},
+    },
+    "fakeredis": embedded_redis(),
+    "locmem": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+}

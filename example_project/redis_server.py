@@ -51,8 +51,10 @@ class Server:
         """Start the process and wait until it answers."""
         log = (self.directory / "log").open("ab")
         self.process = subprocess.Popen(
-            [binary(), "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--appendonly", "no"]
-            + ["--dir", str(self.directory), *self.options],
+            [
+                *(binary(), "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.directory)),
+                *("--save", "", "--appendonly", "no", *self.options),
+            ],
             stdout=log,
             stderr=log,
             start_new_session=True,  # a Ctrl-C in the terminal stops us first, then we stop it

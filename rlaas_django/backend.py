@@ -23,29 +23,12 @@ from .scripts import Script
 Command = tuple[Any, ...]
 
 # What an async connection takes over from the sync pool; the rest is of redis-py's own making, or sync only.
-_SHARED_OPTIONS = frozenset(
-    [
-        "host",
-        "port",
-        "path",
-        "db",
-        "username",
-        "password",
-        "credential_provider",
-        "socket_timeout",
-        "socket_connect_timeout",
-        "socket_keepalive",
-        "socket_keepalive_options",
-        "socket_type",
-        "client_name",
-        "protocol",
-        "encoding",
-        "encoding_errors",
-        "health_check_interval",
-        "server",
-        "lua_modules",
-    ]
-)
+_SHARED_OPTIONS = {
+    *("host", "port", "path", "db", "username", "password", "credential_provider", "client_name", "protocol"),
+    *("socket_timeout", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options", "socket_type"),
+    *("encoding", "encoding_errors", "health_check_interval"),
+    "server",  # fakeredis'
+}
 
 
 class Call(NamedTuple):
@@ -59,7 +42,7 @@ class Call(NamedTuple):
 def run(call: Call) -> Any:
     """Run a script on the server of the site's cache, and give its reply."""
     pool = _pool()
-    connection = pool.get_connection()
+    connection: Any = pool.get_connection()
     try:
         dialogue = _dialogue(call)
         command = next(dialogue)
@@ -109,7 +92,7 @@ async def arun(call: Call) -> Any:
 
 
 def _dialogue(call: Call) -> Generator[Command, Any, Any]:
-    """The commands that run a script. NOSCRIPT says that it did not run; then it is registered, on that server, to stay."""
+    """The commands that run a script. NOSCRIPT says that it did not run; then that server is given it, to keep."""
     command = ("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
     try:
         return (yield command)
@@ -118,8 +101,8 @@ def _dialogue(call: Call) -> Generator[Command, Any, Any]:
         return (yield command)
 
 
-# One pool per alias for the process, and one per running loop, each with the entry of CACHES that it was made of: another
-# entry (override_settings) means another pool.
+# One pool per alias for the process, and one per running loop, each with the entry of CACHES that it was made of:
+# another entry (override_settings) means another pool.
 _pools: dict[str, tuple[dict[str, Any], redis.ConnectionPool]] = {}
 _async_pools: dict[asyncio.AbstractEventLoop, dict[str, tuple[dict[str, Any], Any, AsyncGenerator[None]]]] = {}
 _lock = threading.Lock()
@@ -139,10 +122,7 @@ def client(alias: str) -> redis.Redis:
     entry = conf.cache_entry(alias)
     cache: Any = caches[alias]
     try:
-        if hasattr(cache, "client"):
-            raw = cache.client.get_client(True)
-        else:
-            raw = cache._cache.get_client(write=True)
+        raw = cache.client.get_client(True) if hasattr(cache, "client") else cache._cache.get_client(write=True)
     except (AttributeError, NotImplementedError):
         raw = None
     if not isinstance(raw, redis.Redis):

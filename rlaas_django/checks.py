@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
 from . import conf
@@ -15,8 +15,8 @@ LARGE_LOG = 1000
 BYTES_PER_ENTRY = 120  # of a ZSET past 128 entries, as MEMORY USAGE counts
 
 
-@register("caches")
-def check_settings(app_configs: Sequence[Any] | None = None, **kwargs: Any) -> list[CheckMessage]:
+@checks.register("caches")
+def check_settings(**_: Any) -> list[checks.CheckMessage]:
     problems: list[conf.Problem] = []
     config = conf.read(conf.raw(), problems)
     if config is not None:
@@ -24,8 +24,8 @@ def check_settings(app_configs: Sequence[Any] | None = None, **kwargs: Any) -> l
     return [_message(problem) for problem in problems]
 
 
-def _message(problem: conf.Problem) -> CheckMessage:
-    kind = Error if problem.id.startswith("E") else Warning
+def _message(problem: conf.Problem) -> checks.CheckMessage:
+    kind = checks.Error if problem.id.startswith("E") else checks.Warning
     return kind(problem.message, hint=problem.hint, id=f"rlaas_django.{problem.id}")
 
 
@@ -39,13 +39,14 @@ def _cache(alias: str) -> Iterator[conf.Problem]:
         return
     try:
         options = backend.client(alias).connection_pool.connection_kwargs
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (whatever a cache backend raises when it cannot be made)
         yield conf.Problem("E007", f"RATE_LIMITER['CACHE'] should name a cache on Redis; {alias!r} is not: {error}")
         return
     if options.get("socket_timeout") is None and "server" not in options:
         yield conf.Problem(
             "W001",
-            f"CACHES[{alias!r}] has no socket timeout; while Redis hangs, each request waits for it.",
+            f"CACHES[{alias!r}] sets no socket timeout; while Redis hangs, a request waits for redis-py's default: "
+            "5 seconds since redis-py 8, for ever before.",
             _timeout_hint(entry),
         )
 

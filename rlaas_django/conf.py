@@ -61,7 +61,7 @@ def cache_entry(alias: str) -> dict[str, Any]:
         entry: dict[str, Any] = settings.CACHES[alias]
     except KeyError:
         raise ImproperlyConfigured(
-            f"RATE_LIMITER['CACHE'] should name an alias in CACHES; {alias!r} is not one{nearest(alias, settings.CACHES)}"
+            f"RATE_LIMITER['CACHE'] should name an alias in CACHES, not {alias!r}{nearest(alias, settings.CACHES)}"
         ) from None
     return entry
 
@@ -144,4 +144,5 @@ def _policy(name: Any, definition: Any, algo: str) -> Policy:
                 f"The options are {', '.join(POLICY_OPTIONS)}."
             )
     # A burst under the default algorithm is refused here, at `manage.py check`, and not at the first request.
-    return Policy(name, **({"algo": algo} if algo in ALGORITHMS else {}) | definition)
+    defaults = {"algo": algo} if algo in ALGORITHMS else {}
+    return Policy(name, **{**defaults, **definition})

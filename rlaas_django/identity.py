@@ -40,7 +40,7 @@ def identify(identity: Identity, policy: Policy) -> str:
     if not isinstance(identity, Mapping):
         return _named("user" if kind == "user_or_ip" else kind, identity)
     if kind in ("user", "user_or_ip"):
-        # An anonymous request counts for its address: one bucket for all who are anonymous would be a gift to the first of them.
+        # Who is anonymous counts by address; one bucket for them all would be the first one's to empty.
         kind = "user" if identity.get("user") is not None else "ip"
     name = identity.get(policy.key) if isinstance(policy.key, str) else None
     if name is None:

@@ -13,7 +13,7 @@ FIXED_WINDOW = "fixed-window-algo"
 SLIDING_WINDOW = "sliding-window-algo"
 SLIDING_WINDOW_COMPACT = "sliding-window-compact-algo"
 SLIDING_WINDOW_COUNTER = "sliding-window-counter-algo"
-TOKEN_BUCKET = "token-bucket-algo"
+TOKEN_BUCKET = "token-bucket-algo"  # noqa: S105
 ALGORITHMS = (
     FIXED_WINDOW,
     SLIDING_WINDOW,
@@ -87,7 +87,7 @@ class Rate:
         return MAX_PRODUCT // (window * 1000)
 
     @classmethod
-    def parse(cls, value: object) -> Rate:
+    def parse(cls, value: Any) -> Rate:
         """Read `"5/m"`, `"30/10s"`, `"5/60"` or `(5, 60)`; PolicyError for anything else."""
         try:
             match value:

@@ -1,6 +1,6 @@
 """For test suites of sites that use us: a clock that stands still, and a Redis inside the process.
 
-In a conftest.py, `pytest_plugins = ["rlaas_django.testing"]` gives the fixture `rate_limit_clock`.
+With pytest, `from rlaas_django.testing import rate_limit_clock` in a conftest.py gives tests that fixture.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Each algorithm again, in a few lines of plain Python that share nothing with the Lua.
 
-A model keeps what it must in the plainest way (lists of stamps, fractions) and answers as an outcome does, times in ms:
-(allowed, current_count, remaining, retry_after, reset_after). `retry_after` is found by search: the first ms at which the
+A model keeps what it must in the plainest way (lists of stamps, fractions) and answers as an outcome does, times in
+ms: (allowed, current_count, remaining, retry_after, reset_after). Waits are found by search: the first ms at which the
 same question would be answered with yes.
 """
 

@@ -34,6 +34,9 @@ local function charge(p, now, cost)
 end
 
 local function refund(p, now, cost, charged_at)
+  if charged_at + p.window <= now then
+    return 0 -- that window is over
+  end
   local key = key_of(p, math.floor(charged_at / p.window))
   local given = math.min(cost, tonumber(redis.call("GET", key) or 0))
   if given > 0 then

@@ -67,6 +67,9 @@ end
 
 local function refund(p, now, cost, charged_at, unique)
   local given = 0
+  if charged_at + p.window <= now then
+    return given -- dead, and not counted any more
+  end
   in_batches(members(cost, charged_at, unique), 1000, function(...)
     given = given + redis.call("ZREM", p.key, ...)
   end)

@@ -170,7 +170,7 @@ local function charge(p, now, cost)
 end
 
 local function refund(p, now, cost, charged_at)
-  local queue = read(p)
+  local queue = charged_at + p.window > now and read(p)
   if not queue or charged_at < queue.first or charged_at > queue.last then
     return 0
   end

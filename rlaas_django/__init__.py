@@ -1,5 +1,6 @@
 """Rate limiting for Django: exact decisions in one Redis round trip."""
 
+from .decorators import rate_limit
 from .limiter import acheck, apeek, arefund, areset, check, peek, refund, reset
 from .policy import Decision, Outcome, Policy, PolicyError, Rate
 
@@ -17,6 +18,7 @@ __all__ = [
     "areset",
     "check",
     "peek",
+    "rate_limit",
     "refund",
     "reset",
 ]

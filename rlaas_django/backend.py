@@ -15,7 +15,7 @@ import redis
 import redis.asyncio
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from . import conf
 from .scripts import Script
@@ -31,6 +31,10 @@ _SHARED_OPTIONS = {
 }
 
 
+class UnavailableError(Exception):
+    """Redis could not be asked, or gave an error for an answer; the cause is what it said."""
+
+
 class Call(NamedTuple):
     """A script with its keys and arguments, ready to be sent."""
 
@@ -40,7 +44,22 @@ class Call(NamedTuple):
 
 
 def run(call: Call) -> Any:
-    """Run a script on the server of the site's cache, and give its reply."""
+    """Run a script on the server of the site's cache, and give its reply; UnavailableError when there is none."""
+    try:
+        return _run(call)
+    except RedisError as error:
+        raise UnavailableError(str(error)) from error
+
+
+async def arun(call: Call) -> Any:
+    """As `run`, natively async."""
+    try:
+        return await _arun(call)
+    except RedisError as error:
+        raise UnavailableError(str(error)) from error
+
+
+def _run(call: Call) -> Any:
     pool = _pool()
     connection: Any = pool.get_connection()
     try:
@@ -65,8 +84,7 @@ def run(call: Call) -> Any:
         pool.release(connection)
 
 
-async def arun(call: Call) -> Any:
-    """As `run`, natively async."""
+async def _arun(call: Call) -> Any:
     pool = await _async_pool()
     connection = await pool.get_connection()
     try:

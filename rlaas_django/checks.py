@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
+from django.urls import get_resolver
 
-from . import conf
-from .policy import SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, Rate
+from . import backend, conf, decorators, identity
+from .policy import DEFAULT, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, Policy, Rate, nearest
 
 LARGE_LOG = 1000
 BYTES_PER_ENTRY = 120  # of a ZSET past 128 entries, as MEMORY USAGE counts
@@ -20,8 +22,32 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
     problems: list[conf.Problem] = []
     config = conf.read(conf.raw(), problems)
     if config is not None:
-        problems += [*_cache(config.cache), *_large_logs(config)]
+        problems += [
+            *_cache(config.cache),
+            *_large_logs(config),
+            *_keys(config),
+            *_all_proxies(config),
+            *_middleware_order(config),
+            *_decorated_views(config),
+        ]
     return [_message(problem) for problem in problems]
+
+
+@checks.register("security", deploy=True)
+def check_proxies(**_: Any) -> list[checks.CheckMessage]:
+    value = conf.raw() or {}
+    if isinstance(value, dict) and value.get("TRUSTED_PROXIES") is None:
+        return [
+            _message(
+                conf.Problem(
+                    "W004",
+                    "RATE_LIMITER['TRUSTED_PROXIES'] is not set. Behind a proxy all clients would share its address, "
+                    "and behind a unix socket they would have none.",
+                    'List the proxies, such as ["10.0.0.0/8"] or ["unix"]; [] says that clients connect directly.',
+                )
+            )
+        ]
+    return []
 
 
 def _message(problem: conf.Problem) -> checks.CheckMessage:
@@ -30,8 +56,6 @@ def _message(problem: conf.Problem) -> checks.CheckMessage:
 
 
 def _cache(alias: str) -> Iterator[conf.Problem]:
-    from . import backend
-
     try:
         entry = conf.cache_entry(alias)
     except ImproperlyConfigured as error:
@@ -68,3 +92,71 @@ def _large_logs(config: conf.Config) -> Iterator[conf.Problem]:
                 f"about {megabytes:,} MB per million users.",
                 f"{SLIDING_WINDOW_COMPACT!r} gives the same verdicts in a sixtieth of the memory.",
             )
+
+
+def _keys(config: conf.Config) -> Iterator[conf.Problem]:
+    """A dotted path is imported here rather than by the first request."""
+    for policy in config.policies.values():
+        if identity.kind_of(policy.key) != "key":
+            continue
+        try:
+            found = identity.function(policy.key)
+        except ImportError as error:
+            yield conf.Problem("E011", f"Policy {policy.name!r}: its key {policy.key!r} cannot be imported: {error}")
+        else:
+            if not callable(found):
+                yield conf.Problem("E011", f"Policy {policy.name!r}: its key {policy.key!r} is not a callable.")
+
+
+def _all_proxies(config: conf.Config) -> Iterator[conf.Problem]:
+    if any(not isinstance(network, str) and network.prefixlen == 0 for network in config.proxies):
+        yield conf.Problem(
+            "W003",
+            "RATE_LIMITER['TRUSTED_PROXIES'] covers every address: any client can pretend to be any other.",
+            "List only your proxies' own addresses.",
+        )
+
+
+def _middleware_order(config: conf.Config) -> Iterator[conf.Problem]:
+    names = conf.middleware()
+    ours, users = "rlaas_django.middleware.RateLimitMiddleware", "AuthenticationMiddleware"
+    if ours not in names:
+        return
+    ruled = {name for rule in config.rules for name in rule.policies} | {DEFAULT}
+    by_user = sorted(name for name in ruled if config.policies[name].key in ("user", "user_or_ip"))
+    if by_user and not any(name.endswith(users) for name in names[: names.index(ours)]):
+        yield conf.Problem(
+            "W005",
+            f"RateLimitMiddleware does not come after {users}, so users count by address under "
+            f"{', '.join(map(repr, by_user))}.",
+            f"Put it below django.contrib.auth.middleware.{users} in MIDDLEWARE.",
+        )
+
+
+def _decorated_views(config: conf.Config) -> Iterator[conf.Problem]:
+    """Views are looked at once the URLs have imported them."""
+    with contextlib.suppress(Exception):  # Django's own checks tell what is wrong with the URLs
+        _ = get_resolver().url_patterns
+    defined: dict[str, Policy] = dict(config.policies)
+    for view, policy in sorted(_used_policies(), key=lambda use: (use[0], str(use[1]))):
+        if isinstance(policy, Policy):
+            if defined.setdefault(policy.name, policy) != policy:
+                yield conf.Problem(
+                    "E012",
+                    f"{view} defines policy {policy.name!r}, which is defined otherwise elsewhere; "
+                    "a policy's name is its counter.",
+                    "Give one of them another name, or another group.",
+                )
+        elif policy not in config.policies:
+            yield conf.Problem(
+                "E013",
+                f"{view} is limited by policy {policy!r}, which RATE_LIMITER['POLICIES'] does not have"
+                f"{nearest(policy, config.policies)}",
+            )
+
+
+def _used_policies() -> Iterator[tuple[str, str | Policy]]:
+    for limit in decorators.in_use:
+        for view, gate in limit.gates.items():
+            for policy in gate.policies:
+                yield view, policy

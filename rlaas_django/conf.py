@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
 
 from .policy import ALGORITHMS, DEFAULT, SLIDING_WINDOW, Policy, PolicyError, nearest, unknown_algorithm
 
 DEFAULTS: dict[str, Any] = {
+    "ENABLED": True,
     "USE_ALGO": SLIDING_WINDOW,
     "WINDOW_SIZE": 60,
     "MAX_REQUESTS": 5,
     "POLICIES": {},
     "MIDDLEWARE": [],
     "CACHE": "default",
+    "TRUSTED_PROXIES": None,
     "IPV6_PREFIX": 64,
+    "HEADERS": ["RateLimit", "X-RateLimit"],
+    "RESPONSE": None,
+    "LOG_LINES_PER_SECOND": 10,
 }
 POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow")
+RULE_OPTIONS = ("path", "regex", "methods", "policies", "exempt")
+HEADER_FAMILIES = ("RateLimit", "X-RateLimit")
 REDIS_BACKENDS = "django_redis.cache.RedisCache or django.core.cache.backends.redis.RedisCache"
+UNIX = "unix"  # in TRUSTED_PROXIES: who connects through a unix socket, and so has no address, is a proxy
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Problem(NamedTuple):
@@ -33,14 +46,37 @@ class Problem(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Rule:
+    """A line of RATE_LIMITER['MIDDLEWARE']: which requests, and what holds for them."""
+
+    path: str | None
+    regex: re.Pattern[str] | None
+    methods: frozenset[str] | None
+    policies: tuple[str, ...]  # none: exempt
+
+    def matches(self, path: str, method: str | None) -> bool:
+        if self.methods is not None and method not in self.methods:
+            return False
+        if self.regex is not None:
+            return self.regex.search(path) is not None
+        # By whole segments: what holds for /health does not hold for /healthcare.
+        return self.path is None or path == self.path or path.startswith(self.path.rstrip("/") + "/")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """RATE_LIMITER, read and checked."""
 
+    enabled: bool
     algo: str
     cache: str
-    ipv6_prefix: int
     policies: Mapping[str, Policy]  # the default policy among them
-    middleware: tuple[Any, ...] = field(default=())
+    rules: tuple[Rule, ...]
+    proxies: tuple[Network | str, ...]
+    ipv6_prefix: int
+    headers: frozenset[str]
+    response: Any
+    log_lines: int
 
     def policy(self, name: str) -> Policy:
         try:
@@ -49,6 +85,12 @@ class Config:
             raise ImproperlyConfigured(
                 f"RATE_LIMITER['POLICIES'] has no policy {name!r}{nearest(name, self.policies)}"
             ) from None
+
+
+def with_head(methods: Iterable[str]) -> frozenset[str]:
+    """Methods as they are matched; HEAD runs the view of GET, and would be a way around its limit."""
+    upper = {method.upper() for method in methods}
+    return frozenset(upper | {"HEAD"} if "GET" in upper else upper)
 
 
 def raw() -> Any:
@@ -64,6 +106,10 @@ def cache_entry(alias: str) -> dict[str, Any]:
             f"RATE_LIMITER['CACHE'] should name an alias in CACHES, not {alias!r}{nearest(alias, settings.CACHES)}"
         ) from None
     return entry
+
+
+def middleware() -> list[str]:
+    return [*settings.MIDDLEWARE]
 
 
 def secret() -> bytes:
@@ -96,15 +142,25 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
         return None
     problems += _unknown_keys(value)
     options = {**DEFAULTS, **value}
-    if options["USE_ALGO"] not in ALGORITHMS:
-        problems.append(Problem("E002", f"RATE_LIMITER['USE_ALGO']: {unknown_algorithm(options['USE_ALGO'])}"))
-    prefix = options["IPV6_PREFIX"]
-    if type(prefix) is not int or not 1 <= prefix <= 128:
-        problems.append(Problem("E006", f"RATE_LIMITER['IPV6_PREFIX'] should be 1 to 128, not {prefix!r}."))
+    problems += _wrong_values(options)
     policies = dict(_policies(options, problems))
+    rules = tuple(_rules(options["MIDDLEWARE"], policies, problems))
+    proxies = tuple(_proxies(options["TRUSTED_PROXIES"], problems))
+    response = _imported("RESPONSE", options["RESPONSE"], problems)
     if problems:
         return None
-    return Config(options["USE_ALGO"], options["CACHE"], prefix, policies, tuple(options["MIDDLEWARE"]))
+    return Config(
+        enabled=options["ENABLED"],
+        algo=options["USE_ALGO"],
+        cache=options["CACHE"],
+        policies=policies,
+        rules=rules,
+        proxies=proxies,
+        ipv6_prefix=options["IPV6_PREFIX"],
+        headers=frozenset(options["HEADERS"]),
+        response=response,
+        log_lines=options["LOG_LINES_PER_SECOND"],
+    )
 
 
 def _unknown_keys(value: Mapping[str, Any]) -> Iterator[Problem]:
@@ -115,6 +171,20 @@ def _unknown_keys(value: Mapping[str, Any]) -> Iterator[Problem]:
                 f"RATE_LIMITER has no key {key!r}{nearest(key, DEFAULTS)}",
                 f"The keys are {', '.join(DEFAULTS)}.",
             )
+
+
+def _wrong_values(options: Mapping[str, Any]) -> Iterator[Problem]:
+    if options["USE_ALGO"] not in ALGORITHMS:
+        yield Problem("E002", f"RATE_LIMITER['USE_ALGO']: {unknown_algorithm(options['USE_ALGO'])}")
+    if type(options["ENABLED"]) is not bool:
+        yield Problem("E006", f"RATE_LIMITER['ENABLED'] should be True or False, not {options['ENABLED']!r}.")
+    for key, least, most in (("IPV6_PREFIX", 1, 128), ("LOG_LINES_PER_SECOND", 0, 1_000_000)):
+        number = options[key]
+        if type(number) is not int or not least <= number <= most:
+            yield Problem("E006", f"RATE_LIMITER[{key!r}] should be {least} to {most}, not {number!r}.")
+    families = options["HEADERS"]
+    if isinstance(families, str) or not all(family in HEADER_FAMILIES for family in families):
+        yield Problem("E006", f"RATE_LIMITER['HEADERS'] should list some of {list(HEADER_FAMILIES)}, not {families!r}.")
 
 
 def _policies(options: Mapping[str, Any], problems: list[Problem]) -> Iterator[tuple[str, Policy]]:
@@ -146,3 +216,83 @@ def _policy(name: Any, definition: Any, algo: str) -> Policy:
     # A burst under the default algorithm is refused here, at `manage.py check`, and not at the first request.
     defaults = {"algo": algo} if algo in ALGORITHMS else {}
     return Policy(name, **{**defaults, **definition})
+
+
+def _rules(lines: Any, policies: Mapping[str, Policy], problems: list[Problem]) -> Iterator[Rule]:
+    if not isinstance(lines, (list, tuple)):
+        problems.append(Problem("E008", f"RATE_LIMITER['MIDDLEWARE'] should be a list of rules, not {lines!r}."))
+        return
+    for i, line in enumerate(lines):
+        try:
+            yield _rule(line, policies)
+        except (PolicyError, re.error) as error:
+            problems.append(Problem("E008", f"RATE_LIMITER['MIDDLEWARE'][{i}]: {error}"))
+
+
+def _rule(line: Any, policies: Mapping[str, Policy]) -> Rule:
+    if not isinstance(line, Mapping):
+        raise PolicyError(f'{line!r} is not a rule; write {{"path": "/api/", "policies": ["search"]}}.')
+    for option in line:
+        if option not in RULE_OPTIONS:
+            raise PolicyError(
+                f"there is no option {option!r}{nearest(option, RULE_OPTIONS)} "
+                f"The options are {', '.join(RULE_OPTIONS)}."
+            )
+    path, regex, methods = line.get("path"), line.get("regex"), line.get("methods")
+    if not isinstance(path, str | None) or (path is not None and not path.startswith("/")):
+        raise PolicyError(f"path {path!r} does not begin with a slash.")
+    if path is not None and regex is not None:
+        raise PolicyError("a rule has a path or a regex, not both.")
+    if isinstance(methods, str) or not isinstance(methods, Iterable | None):
+        raise PolicyError(f'methods {methods!r} is not a list; write ["POST"].')
+    return Rule(
+        path,
+        None if regex is None else re.compile(regex),
+        None if methods is None else with_head(methods),
+        _rule_policies(line, policies),
+    )
+
+
+def _rule_policies(line: Mapping[str, Any], policies: Mapping[str, Policy]) -> tuple[str, ...]:
+    exempt, named = line.get("exempt", False), line.get("policies")
+    if type(exempt) is not bool or (exempt and named is not None):
+        raise PolicyError("a rule has policies, or exempt: True.")
+    if exempt:
+        return ()
+    if named is None:
+        return (DEFAULT,)
+    if isinstance(named, str) or not isinstance(named, Iterable) or not [*named]:
+        raise PolicyError(f'policies {named!r} is not a list of names; write ["search"].')
+    for name in named:
+        if name not in policies:
+            raise PolicyError(f"RATE_LIMITER['POLICIES'] has no policy {name!r}{nearest(name, policies)}")
+    return tuple(named)
+
+
+def _proxies(networks: Any, problems: list[Problem]) -> Iterator[Network | str]:
+    if isinstance(networks, str) or not isinstance(networks, Iterable | None):
+        problems.append(Problem("E009", f"RATE_LIMITER['TRUSTED_PROXIES'] should be a list, not {networks!r}."))
+        return
+    for network in networks or ():
+        try:
+            yield UNIX if network == UNIX else ipaddress.ip_network(network, strict=False)
+        except ValueError:
+            problems.append(
+                Problem(
+                    "E009",
+                    f"RATE_LIMITER['TRUSTED_PROXIES']: {network!r} is no address or network.",
+                    'Write addresses or networks such as "10.0.0.0/8", or "unix" for a server behind a unix socket.',
+                )
+            )
+
+
+def _imported(key: str, value: Any, problems: list[Problem]) -> Any:
+    """A callable, or what its dotted path leads to."""
+    try:
+        found = import_string(value) if isinstance(value, str) else value
+    except ImportError as error:
+        problems.append(Problem("E010", f"RATE_LIMITER[{key!r}]: {error}"))
+        return None
+    if found is not None and not callable(found):
+        problems.append(Problem("E010", f"RATE_LIMITER[{key!r}] should be a callable or its dotted path: {value!r}."))
+    return found

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
-from . import conf
-from .policy import DEFAULT, Policy
+from django.http import HttpRequest
+from django.utils.module_loading import import_string
+
+from . import conf, log
+from .policy import DEFAULT, KeyFunction, Policy
 from .scripts import ENDINGS
 
 PREFIX = "rlaas:rate_limit:"
 LONGEST = 128  # bytes of an identity in a key; what is longer is hashed
 
 Name = str | int | UUID
-Identity = Name | Mapping[str, Name | None]
+Identity = Name | Mapping[Any, Name | None]
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 # Everything printable in ASCII but the space and what has a meaning in our keys: : / = { } %
 _SAFE = "!\"#$&'()*+,;<>?@[\\]^`|~"
@@ -32,21 +38,23 @@ def redis_key(policy: Policy, identity: str, algo: str, window: int) -> str:
 def identify(identity: Identity, policy: Policy) -> str:
     """The part of the key that tells who: `alice`, `ip=203.0.113.9`, `token=<digest>`, `global`.
 
-    Text stands for the kind of the policy's key; a mapping gives a name per kind.
+    Text stands for the kind of the policy's key; a mapping gives a name per kind, and who has no name of the kind
+    that is asked for counts by address: one bucket for all of them would be the first one's to empty.
     """
     kind = kind_of(policy.key)
     if kind == "global":
-        return "global"
+        return kind
     if not isinstance(identity, Mapping):
         return _named("user" if kind == "user_or_ip" else kind, identity)
-    if kind in ("user", "user_or_ip"):
-        # Who is anonymous counts by address; one bucket for them all would be the first one's to empty.
-        kind = "user" if identity.get("user") is not None else "ip"
-    name = identity.get(policy.key) if isinstance(policy.key, str) else None
-    if name is None:
+    if kind == "user_or_ip":
+        kind = "user"
+    name = identity.get(policy.key) if kind != "user" else None
+    if name in (None, ""):
         name = identity.get(kind)
-    if name is None:
-        raise ValueError(f"Policy {policy.name!r} counts by {policy.key!r}, which {dict(identity)!r} does not give.")
+    if name in (None, ""):
+        kind, name = "ip", identity.get("ip")
+    if name in (None, ""):
+        raise ValueError(f"Policy {policy.name!r} counts by {policy.key!r}, which {identity!r} does not give.")
     return _named(kind, name)
 
 
@@ -89,12 +97,137 @@ def digest(text: str) -> str:
 
 def address(text: str) -> str:
     """An address as it is counted: IPv4-mapped ones folded, IPv6 by the network that one host commands."""
+    parsed = parse_address(text)
+    if isinstance(parsed, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((parsed, conf.config().ipv6_prefix), strict=False))
+    return text if parsed is None else str(parsed)
+
+
+def parse_address(text: str) -> IPAddress | None:
+    """`203.0.113.9`, `203.0.113.9:4711`, `2001:db8::1`, `[2001:db8::1]:4711`, `fe80::1%eth0`; else None."""
+    text = text.strip()
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
     try:
         parsed = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
-        return text
-    if isinstance(parsed, ipaddress.IPv6Address):
-        if parsed.ipv4_mapped:
-            return str(parsed.ipv4_mapped)
-        return str(ipaddress.ip_network((parsed, conf.config().ipv6_prefix), strict=False))
-    return str(parsed)
+        return None
+    return getattr(parsed, "ipv4_mapped", None) or parsed
+
+
+class Requester(Mapping[Any, Any]):
+    """Who makes a request: a mapping that looks at the request only for the kinds that it is asked for."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        self.request = request
+
+    def __getitem__(self, key: str | KeyFunction) -> Name | None:
+        kind = kind_of(key)
+        if kind == "key":
+            return _answer(function(key), self.request)
+        argument = str(key).partition(":")[2]
+        match kind:
+            case "user":
+                return _user(self.request)
+            case "ip":
+                return client_address(self.request)
+            case "token":
+                return _credential(self.request.headers.get("Authorization", ""))
+            case "header" if argument:
+                return self.request.headers.get(argument)
+            case "get" if argument:
+                return self.request.GET.get(argument)
+            case "post" if argument:
+                return self.request.POST.get(argument)
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("user", "ip", "token"))
+
+    def __len__(self) -> int:
+        return 3
+
+
+def needs_user(policy: Policy) -> bool:
+    """Whether who is logged in matters: the key says so, or a function of the site's might ask."""
+    return policy.key in ("user", "user_or_ip") or kind_of(policy.key) == "key" or callable(policy.rate)
+
+
+@lru_cache(maxsize=256)
+def function(key: str | KeyFunction) -> KeyFunction:
+    """A key that is a function, or the dotted path of one."""
+    if not isinstance(key, str):
+        return key
+    found: KeyFunction = import_string(key)
+    return found
+
+
+def _answer(key: KeyFunction, request: HttpRequest) -> Name | None:
+    name = key(request)
+    if name is None or (isinstance(name, (str, int, UUID)) and not isinstance(name, bool)):
+        return name
+    log.error("The key %r gave a %s, which is no identity; the address counts.", key, type(name).__name__)
+    return None
+
+
+def _user(request: HttpRequest) -> Name | None:
+    user = getattr(request, "user", None)
+    return str(user.pk) if user is not None and user.is_authenticated else None
+
+
+def _credential(header: str) -> str:
+    scheme, space, credential = header.strip().partition(" ")
+    return credential.strip() if space else scheme
+
+
+def client_address(request: HttpRequest) -> str:
+    """The address of who is asking. A proxy is believed only if TRUSTED_PROXIES says so, and nothing further left
+    than the first address, from the right, that is not a trusted proxy's."""
+    peer = parse_address(request.META.get("REMOTE_ADDR") or "")
+    if _is_proxy(peer):
+        hops = {_hop(chain) for header in FORWARDED if (chain := _chain(header, request.META.get(header)))}
+        # A proxy writes one of the two headers, and the other may be the client's: where they differ, believe neither.
+        if len(hops) == 1 and (client := hops.pop()):
+            return str(client)
+    if peer is None:
+        log.error(
+            "A request has no address (REMOTE_ADDR is %r). Behind a unix socket, add 'unix' to "
+            "RATE_LIMITER['TRUSTED_PROXIES'] and have the proxy set X-Forwarded-For.",
+            request.META.get("REMOTE_ADDR"),
+        )
+        return "unknown"
+    return str(peer)
+
+
+FORWARDED = ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED")
+_FOR = re.compile(r"""(?:^|;)\s*for\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*)""", re.IGNORECASE)
+_ELEMENT = re.compile(r"""(?:"(?:[^"\\]|\\.)*"|[^,"])+""")
+
+
+def _is_proxy(peer: IPAddress | None) -> bool:
+    proxies = conf.config().proxies
+    if peer is None:
+        return conf.UNIX in proxies
+    return any(not isinstance(network, str) and peer in network for network in proxies)
+
+
+def _chain(header: str, value: str | None) -> list[str]:
+    """The addresses in a forwarding header, the client's first."""
+    if not value:
+        return []
+    if header == "HTTP_X_FORWARDED_FOR":
+        return value.split(",")
+    found = [_FOR.search(element) for element in _ELEMENT.findall(value)]
+    return [match[1].strip().strip('"') if match else "" for match in found]
+
+
+def _hop(chain: list[str]) -> IPAddress | None:
+    """The first address from the right that is not a trusted proxy's; None where something is no address."""
+    hop = None
+    for text in reversed(chain):
+        hop = parse_address(text)
+        if hop is None or not _is_proxy(hop):
+            return hop
+    return hop

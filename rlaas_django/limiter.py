@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from . import backend, conf
+from . import backend, conf, failure, signals
 from .identity import Identity, identify, redis_key
 from .policy import (
     ALGORITHMS,
@@ -18,7 +18,6 @@ from .policy import (
     Outcome,
     Policy,
     PolicyError,
-    Rate,
     seconds,
 )
 from .scripts import CHECK, REFUND, RESET
@@ -33,26 +32,22 @@ def check(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Deci
     >>> check("alice", "search", cost=3)
     >>> check({"user": "42", "ip": "203.0.113.9"}, ["burst", Policy("site", "1000/m", key="ip")])
     """
-    plan = _plan(identity, policy, cost)
-    return _decide(plan, backend.run(plan.call))
+    return _perform(_plan(identity, policy, cost))
 
 
 async def acheck(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
     """As `check`, natively async."""
-    plan = _plan(identity, policy, cost)
-    return _decide(plan, await backend.arun(plan.call))
+    return await _aperform(_plan(identity, policy, cost))
 
 
 def peek(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
     """What `check` would say now. Charges nothing, so `remaining` is what is left before the request."""
-    plan = _plan(identity, policy, cost, charge=False)
-    return _decide(plan, backend.run(plan.call))
+    return _perform(_plan(identity, policy, cost, charge=False))
 
 
 async def apeek(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
     """As `peek`, natively async."""
-    plan = _plan(identity, policy, cost, charge=False)
-    return _decide(plan, await backend.arun(plan.call))
+    return await _aperform(_plan(identity, policy, cost, charge=False))
 
 
 def reset(identity: Identity, policy: Policies = None) -> int:
@@ -80,6 +75,24 @@ async def arefund(decision: Decision) -> bool:
     return call is not None and any(await backend.arun(call))
 
 
+def _perform(plan: Plan) -> Decision:
+    try:
+        return _decide(plan, plan.call and backend.run(plan.call))
+    except backend.UnavailableError as error:
+        decision = failure.decide(plan.policies, plan.identities, error)
+        signals.tell(signals.backend_failed, error=error, decision=decision)
+        return decision
+
+
+async def _aperform(plan: Plan) -> Decision:
+    try:
+        return _decide(plan, plan.call and await backend.arun(plan.call))
+    except backend.UnavailableError as error:
+        decision = failure.decide(plan.policies, plan.identities, error)
+        await signals.atell(signals.backend_failed, error=error, decision=decision)
+        return decision
+
+
 class Clock:
     """A clock that stands still; `tick` moves it."""
 
@@ -100,7 +113,7 @@ def _now() -> str | int:
 class Plan(NamedTuple):
     """A check before it runs: who is counted by what, and the call that asks."""
 
-    call: backend.Call
+    call: backend.Call | None  # None: rate limiting is off
     policies: tuple[Policy, ...]
     identities: tuple[str, ...]
     terms: tuple[Terms, ...]
@@ -119,12 +132,10 @@ class Terms(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _terms(policy: Policy, default_algo: str) -> Terms:
-    algo, rate = policy.algo or default_algo, policy.rate
-    if not isinstance(rate, Rate):
-        raise PolicyError(f"Policy {policy.name!r} takes its rate from a request, and there is none here.")
+    algo = policy.algo or default_algo
     if policy.burst is not None and algo != TOKEN_BUCKET:
         raise PolicyError(f"Policy {policy.name!r}: burst goes with {TOKEN_BUCKET!r}, not with {algo!r}.")
-    return Terms(algo, rate.limit, rate.window * 1000, policy.burst or rate.limit)
+    return Terms(algo, policy.fixed_rate.limit, policy.window * 1000, policy.capacity)
 
 
 def _plan(identity: Identity, policy: Policies, cost: int, charge: bool = True) -> Plan:
@@ -139,7 +150,7 @@ def _plan(identity: Identity, policy: Policies, cost: int, charge: bool = True) 
     for each, term in zip(policies, terms, strict=True):
         args += (*term, int(each.shadow))
     script = CHECK[frozenset(term.algo for term in terms)]
-    call = backend.Call(script, _keys(policies, identities, terms), tuple(args))
+    call = backend.Call(script, _keys(policies, identities, terms), tuple(args)) if config.enabled else None
     return Plan(call, policies, identities, terms, unique, cost)
 
 
@@ -163,7 +174,9 @@ def _keys(policies: Sequence[Policy], identities: Sequence[str], terms: Sequence
     )
 
 
-def _decide(plan: Plan, reply: list[Any]) -> Decision:
+def _decide(plan: Plan, reply: list[Any] | None) -> Decision:
+    if reply is None:
+        return Decision(True, tuple(map(failure.unasked, plan.policies, plan.identities)))
     now, *replies = reply
     outcomes = []
     allowed = True

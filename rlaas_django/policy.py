@@ -42,7 +42,8 @@ KeyFunction = Callable[[Any], Any]
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _RATE = re.compile(r"([0-9]{1,16})/(?=.)([0-9]{0,16})([smhd]?)")
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+LONGEST_NAME = 100
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
@@ -139,7 +140,7 @@ class Policy:
         on_failure: str = "open",
         shadow: bool = False,
     ) -> None:
-        if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        if not (isinstance(name, str) and NAME.fullmatch(name)):
             raise PolicyError(f"{name!r} is not a policy name; write 1 to 100 of A-Z a-z 0-9 _ . -")
         values = {
             "name": name,
@@ -174,6 +175,23 @@ class Policy:
             yield f"burst {burst} is too large to be counted exactly; at most {Rate.most(self.rate.window)} will do."
         if self.algo not in (None, TOKEN_BUCKET):
             yield f"burst goes with {TOKEN_BUCKET!r}, not with {self.algo!r}."
+
+    @property
+    def fixed_rate(self) -> Rate:
+        """The rate; PolicyError when only a request can tell it."""
+        if not isinstance(self.rate, Rate):
+            raise PolicyError(f"Policy {self.name!r} takes its rate from a request, and there is none here.")
+        return self.rate
+
+    @property
+    def capacity(self) -> int:
+        """The most units at once: the burst of a token bucket, else the limit."""
+        return self.burst or self.fixed_rate.limit
+
+    @property
+    def window(self) -> int:
+        """Seconds."""
+        return self.fixed_rate.window
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str):

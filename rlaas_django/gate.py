@@ -1,0 +1,277 @@
+"""One request before its policies: ask what was not asked yet, refuse or go on, and tell what was decided.
+
+A decorator is a gate, and so is a rule of the middleware. What was decided stays on the request, so that a policy that
+several of them name is charged once, and a refusal gives back what gates before it charged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from . import backend, conf, limiter, log, responses, signals
+from .identity import Requester, needs_user
+from .policy import DEFAULT, Decision, Outcome, Policy, PolicyError, Rate
+
+Respond = Callable[[HttpRequest, Decision], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a decorator or a rule asks of a request."""
+
+    policies: tuple[str | Policy, ...]
+    cost: int | Callable[[HttpRequest], int] = 1
+    methods: frozenset[str] | None = None
+    block: bool = True
+    response: Respond | None = None
+    charge_when: Callable[[HttpResponseBase], Any] | None = None
+    charge_on_error: bool = True
+
+
+class Visit:
+    """What was decided about a request so far."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, Outcome] = {}
+        self.decisions: list[Decision] = []
+        self.costs: dict[str, int] = {}
+
+    def add(self, decision: Decision, cost: int) -> None:
+        self.decisions.append(decision)
+        for outcome in decision.outcomes:
+            self.outcomes[outcome.policy.name] = outcome
+            self.costs[outcome.policy.name] = cost
+
+    def decision(self, names: list[str] | None = None) -> Decision | None:
+        """As one decision: of these policies, or of all."""
+        outcomes = tuple(outcome for name, outcome in self.outcomes.items() if names is None or name in names)
+        if not outcomes:
+            return None
+        allowed = all(outcome.allowed or outcome.policy.shadow for outcome in outcomes)
+        return Decision(allowed, outcomes, degraded=any(decision.degraded for decision in self.decisions))
+
+    def given_back(self, decision: Decision) -> None:
+        """The figures that a client is told after a refund."""
+        for outcome in decision.outcomes:
+            name = outcome.policy.name
+            restored = min(outcome.limit, outcome.remaining + self.costs[name]) if outcome.allowed else 0
+            self.outcomes[name] = outcome._replace(remaining=max(outcome.remaining, restored))
+
+
+def visit_of(request: HttpRequest) -> Visit:
+    """The request's own, also when Django REST framework has wrapped it."""
+    bare: Any = getattr(request, "_request", request)
+    visit: Visit | None = getattr(bare, "_rlaas_visit", None)
+    if visit is None:
+        visit = bare._rlaas_visit = Visit()
+        _annotate(request, None)
+    return visit
+
+
+def _annotate(request: HttpRequest, decision: Decision | None) -> None:
+    bare: Any = getattr(request, "_request", request)
+    bare.rate_limit = decision
+    if bare is not request:
+        request.rate_limit = decision  # type: ignore[attr-defined]
+
+
+def enter(gate: Gate, request: HttpRequest, view: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+    """The view's response, or a refusal."""
+    passage = Passage(gate, request)
+    refusal: HttpResponseBase | None = _do(passage.before())
+    if refusal is not None:
+        return refusal
+    try:
+        response = view()
+    except Exception:
+        _do(passage.failed())
+        raise
+    _do(passage.after(response))
+    return response
+
+
+async def aenter(gate: Gate, request: HttpRequest, view: Callable[[], Awaitable[HttpResponseBase]]) -> HttpResponseBase:
+    """As `enter`, natively async."""
+    passage = Passage(gate, request)
+    refusal: HttpResponseBase | None = await _ado(passage.before())
+    if refusal is not None:
+        return refusal
+    try:
+        response = await view()
+    except Exception:
+        await _ado(passage.failed())
+        raise
+    await _ado(passage.after(response))
+    return response
+
+
+class Step(NamedTuple):
+    """Something that a passage wants done: by this function, or by its async twin."""
+
+    function: Callable[..., Any]
+    twin: Callable[..., Any]
+    args: tuple[Any, ...]
+    options: dict[str, Any] = {}  # noqa: RUF012
+
+
+Steps = Generator[Step, Any, Any]
+
+
+def _do(steps: Steps) -> Any:
+    try:
+        step = next(steps)
+        while True:
+            step = steps.send(step.function(*step.args, **step.options))
+    except StopIteration as done:
+        return done.value
+
+
+async def _ado(steps: Steps) -> Any:
+    try:
+        step = next(steps)
+        while True:
+            step = steps.send(await step.twin(*step.args, **step.options))
+    except StopIteration as done:
+        return done.value
+
+
+class Passage:
+    """One request through one gate; what is sync and async alike."""
+
+    def __init__(self, gate: Gate, request: HttpRequest) -> None:
+        self.gate, self.request = gate, request
+        self.visit = visit_of(request)
+        self.decision: Decision | None = None
+
+    def before(self) -> Steps:
+        """Ask; the refusal, or None to go on."""
+        gate, request = self.gate, self.request
+        if not conf.config().enabled or (gate.methods is not None and request.method not in gate.methods):
+            return None
+        policies = [conf.config().policy(each) if isinstance(each, str) else each for each in gate.policies]
+        if any(map(needs_user, policies)) or callable(gate.cost):
+            yield Step(_leave_user, _load_user, (request,))
+        policies = [found for policy in policies if (found := _resolved(policy, request))]
+        fresh = [policy for policy in policies if policy.name not in self.visit.outcomes]
+        if fresh:
+            cost = _cost(gate, request)
+            self.decision = yield Step(limiter.check, limiter.acheck, (Requester(request), fresh), {"cost": cost})
+            yield from self._record(self.decision, cost)
+        mine = self.visit.decision([policy.name for policy in policies])
+        if not gate.block or mine is None or mine.allowed:
+            return None
+        # A refused request costs nothing, so what gates before this one charged goes back.
+        for earlier in self.visit.decisions:
+            yield from self._give_back(earlier)
+        respond = gate.response or conf.config().response or responses.refusal
+        response = yield Step(*_both(respond), (request, mine))
+        responses.add_refusal_headers(response, mine)
+        self._add_headers(response)
+        return response
+
+    def after(self, response: HttpResponseBase) -> Steps:
+        if self.decision is not None and self.gate.charge_when is not None and not self.gate.charge_when(response):
+            yield from self._give_back(self.decision)
+        self._add_headers(response)
+
+    def failed(self) -> Steps:
+        """The view raised: it counts as charged, unless the gate says otherwise."""
+        if self.decision is not None and self.gate.charge_when is not None and not self.gate.charge_on_error:
+            yield from self._give_back(self.decision)
+
+    def _give_back(self, decision: Decision) -> Steps:
+        if (yield Step(_refund, _arefund, (decision,))):
+            self.visit.given_back(decision)
+            _annotate(self.request, self.visit.decision())
+
+    def _record(self, decision: Decision, cost: int) -> Steps:
+        self.visit.add(decision, cost)
+        _annotate(self.request, self.visit.decision())
+        refused = [] if decision.degraded else [outcome for outcome in decision.outcomes if not outcome.allowed]
+        for outcome in refused:
+            _log(self.request, outcome)
+        if refused:
+            facts = {"request": self.request, "decision": decision}
+            yield Step(signals.tell, signals.atell, (signals.rate_limited,), facts)
+
+    def _add_headers(self, response: HttpResponseBase) -> None:
+        responses.add_headers(response, self.visit.decision())
+
+
+def _leave_user(request: HttpRequest) -> None:
+    """Sync code reads `request.user` itself, and only if it must."""
+
+
+async def _load_user(request: HttpRequest) -> None:
+    """Async code must not reach the database through the lazy `request.user`, so that is replaced by the user."""
+    if (load := getattr(request, "auser", None)) is not None:
+        request.user = await load()
+
+
+def _resolved(policy: Policy, request: HttpRequest) -> Policy | None:
+    """The policy with the rate that holds for this request; None when there is no limit."""
+    if isinstance(policy.rate, Rate):
+        return policy
+    rate = policy.rate(request)
+    if rate is None:
+        return None
+    try:
+        return _with_rate(policy, Rate.parse(rate))
+    except PolicyError as error:
+        log.error("The rate of policy %s: %s The default policy's rate holds instead.", policy, error)
+        return _with_rate(policy, conf.config().policy(DEFAULT).fixed_rate)
+
+
+@lru_cache(maxsize=1024)
+def _with_rate(policy: Policy, rate: Rate) -> Policy:
+    return replace(policy, rate=rate)
+
+
+def _cost(gate: Gate, request: HttpRequest) -> int:
+    cost = gate.cost(request) if callable(gate.cost) else gate.cost
+    if type(cost) is int and cost >= 0:
+        return cost
+    log.error("The cost %r is not a whole number of at least 0; it is taken for 1.", cost)
+    return 1
+
+
+def _refund(decision: Decision) -> bool:
+    try:
+        return limiter.refund(decision)
+    except backend.UnavailableError:
+        return False  # what was charged ends with its window
+
+
+async def _arefund(decision: Decision) -> bool:
+    try:
+        return await limiter.arefund(decision)
+    except backend.UnavailableError:
+        return False
+
+
+def _both(respond: Respond) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A site's own response may come from a sync or an async function, and is wanted both ways."""
+    if iscoroutinefunction(respond):
+        return async_to_sync(respond), respond
+    return respond, sync_to_async(respond)
+
+
+def _log(request: HttpRequest, outcome: Outcome) -> None:
+    log.warning(
+        "%s policy=%s identity=%s count=%d/%d retry_after=%.3f %s %s",
+        "would refuse" if outcome.policy.shadow else "refused",
+        outcome.policy,
+        outcome.identity,
+        outcome.current_count,
+        outcome.limit,
+        outcome.retry_after,
+        log.escaped(request.method or ""),
+        log.escaped(request.path),
+    )

@@ -1,0 +1,44 @@
+"""RateLimitMiddleware: the rules of RATE_LIMITER['MIDDLEWARE'], and headers on every response, error pages included."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from . import conf
+from .gate import Gate, aenter, enter
+from .policy import DEFAULT
+
+
+class RateLimitMiddleware:
+    """Goes after AuthenticationMiddleware, so that users can be told apart."""
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self.get_response = get_response
+        self.is_async = iscoroutinefunction(get_response)
+        if self.is_async:
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        run: Any = aenter if self.is_async else enter
+        return run(_gate(request), request, lambda: self.get_response(request))  # type: ignore[no-any-return]
+
+
+def _gate(request: HttpRequest) -> Gate:
+    for rule in conf.config().rules:
+        if rule.matches(request.path_info, request.method):
+            return _gate_of(rule.policies)
+    return _gate_of((DEFAULT,))
+
+
+@lru_cache(maxsize=256)
+def _gate_of(policies: tuple[str, ...]) -> Gate:
+    return Gate(policies)

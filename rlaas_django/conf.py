@@ -183,7 +183,7 @@ def _wrong_values(options: Mapping[str, Any]) -> Iterator[Problem]:
         if type(number) is not int or not least <= number <= most:
             yield Problem("E006", f"RATE_LIMITER[{key!r}] should be {least} to {most}, not {number!r}.")
     families = options["HEADERS"]
-    if isinstance(families, str) or not all(family in HEADER_FAMILIES for family in families):
+    if not isinstance(families, (list, tuple)) or not all(family in HEADER_FAMILIES for family in families):
         yield Problem("E006", f"RATE_LIMITER['HEADERS'] should list some of {list(HEADER_FAMILIES)}, not {families!r}.")
 
 
@@ -241,9 +241,11 @@ def _rule(line: Any, policies: Mapping[str, Policy]) -> Rule:
     path, regex, methods = line.get("path"), line.get("regex"), line.get("methods")
     if not isinstance(path, str | None) or (path is not None and not path.startswith("/")):
         raise PolicyError(f"path {path!r} does not begin with a slash.")
+    if not isinstance(regex, str | None):
+        raise PolicyError(f"regex {regex!r} is not text.")
     if path is not None and regex is not None:
         raise PolicyError("a rule has a path or a regex, not both.")
-    if isinstance(methods, str) or not isinstance(methods, Iterable | None):
+    if not isinstance(methods, list | tuple | None):
         raise PolicyError(f'methods {methods!r} is not a list; write ["POST"].')
     return Rule(
         path,
@@ -261,16 +263,16 @@ def _rule_policies(line: Mapping[str, Any], policies: Mapping[str, Policy]) -> t
         return ()
     if named is None:
         return (DEFAULT,)
-    if isinstance(named, str) or not isinstance(named, Iterable) or not [*named]:
+    if not isinstance(named, (list, tuple)) or not named:
         raise PolicyError(f'policies {named!r} is not a list of names; write ["search"].')
     for name in named:
-        if name not in policies:
+        if name not in [*policies]:
             raise PolicyError(f"RATE_LIMITER['POLICIES'] has no policy {name!r}{nearest(name, policies)}")
     return tuple(named)
 
 
 def _proxies(networks: Any, problems: list[Problem]) -> Iterator[Network | str]:
-    if isinstance(networks, str) or not isinstance(networks, Iterable | None):
+    if not isinstance(networks, list | tuple | None):
         problems.append(Problem("E009", f"RATE_LIMITER['TRUSTED_PROXIES'] should be a list, not {networks!r}."))
         return
     for network in networks or ():

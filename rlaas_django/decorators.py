@@ -109,19 +109,10 @@ class Limit:
     def __call__(self, view: Any) -> Any:
         gate = self.gate_for(view)
         if isinstance(view, type):
-            return _limited_class(view, gate)
-        if iscoroutinefunction(view):
-
-            @functools.wraps(view)
-            async def limited(*args: Any, **kwargs: Any) -> Any:
-                return await aenter(gate, _request(args, kwargs), functools.partial(view, *args, **kwargs))
+            limited: Any = _limited_class(view, gate)
         else:
-            run: Any = aenter if _is_async_dispatch(view) else enter
-
-            @functools.wraps(view)
-            def limited(*args: Any, **kwargs: Any) -> Any:
-                return run(gate, _request(args, kwargs), functools.partial(view, *args, **kwargs))
-
+            limited = _limited_function(view, gate)
+        limited.rate_limited_by = self  # for the system checks: in use as long as the view is
         return limited
 
     def gate_for(self, view: Any) -> Gate:
@@ -182,6 +173,22 @@ def _view_name(view: Any) -> str:
 def _is_async_dispatch(view: Any) -> bool:
     """A class-based view's dispatch is no coroutine function even when its handlers are."""
     return bool(getattr(getattr(getattr(view, "func", None), "__self__", None), "view_is_async", False))
+
+
+def _limited_function(view: View, gate: Gate) -> View:
+    if iscoroutinefunction(view):
+
+        @functools.wraps(view)
+        async def limited(*args: Any, **kwargs: Any) -> Any:
+            return await aenter(gate, _request(args, kwargs), functools.partial(view, *args, **kwargs))
+    else:
+        run: Any = aenter if _is_async_dispatch(view) else enter
+
+        @functools.wraps(view)
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            return run(gate, _request(args, kwargs), functools.partial(view, *args, **kwargs))
+
+    return limited
 
 
 def _limited_class(view: type, gate: Gate) -> type:

@@ -1,0 +1,143 @@
+"""System checks beyond the plain mistakes of tests/test_conf.py."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import call_command
+from django.http import HttpResponse
+
+from rlaas_django import Policy, checks, rate_limit
+
+AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
+OURS = "rlaas_django.middleware.RateLimitMiddleware"
+
+
+def found(name: str = "") -> list[tuple[str, str]]:
+    """What the checks say, of views in this test only."""
+    return [
+        (message.id.removeprefix("rlaas_django."), message.msg)
+        for message in checks.check_settings()
+        if message.id[-4:] not in ("E012", "E013") or name in message.msg
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("/api/", "'/api/' is not a rule"),
+        ({"pth": "/api/"}, "no option 'pth'; did you mean 'path'?"),
+        ({"path": "api/"}, "path 'api/' does not begin with a slash"),
+        ({"path": 5}, "path 5 does not begin with a slash"),
+        ({"path": "/a", "regex": "^/b"}, "a path or a regex, not both"),
+        ({"regex": "("}, "MIDDLEWARE'][0]: missing ), unterminated subpattern"),
+        ({"regex": 5}, "is not text"),
+        ({"path": "/a", "methods": "POST"}, "methods 'POST' is not a list"),
+        ({"path": "/a", "methods": 5}, "methods 5 is not a list"),
+        ({"path": "/a", "policies": "search"}, "policies 'search' is not a list of names"),
+        ({"path": "/a", "policies": []}, "policies [] is not a list of names"),
+        ({"path": "/a", "policies": ["serach"]}, "no policy 'serach'; did you mean 'search'?"),
+        ({"path": "/a", "policies": [["search"]]}, "no policy ['search']"),
+        ({"path": "/a", "policies": ["search"], "exempt": True}, "has policies, or exempt: True"),
+        ({"path": "/a", "exempt": "yes"}, "has policies, or exempt: True"),
+    ],
+)
+def test_a_rule_that_cannot_be(configure, rule, message):
+    configure(POLICIES={"search": {"rate": "5/m"}}, MIDDLEWARE=[rule])
+    ((code, text),) = found()
+    assert code == "E008"
+    assert message in text
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ({"MIDDLEWARE": {"path": "/"}}, "E008", "should be a list of rules"),
+        ({"ENABLED": "no"}, "E006", "should be True or False, not 'no'"),
+        ({"HEADERS": "RateLimit"}, "E006", "should list some of"),
+        ({"HEADERS": ["X-Rate"]}, "E006", "should list some of"),
+        ({"HEADERS": None}, "E006", "should list some of"),
+        ({"LOG_LINES_PER_SECOND": -1}, "E006", "not -1"),
+        ({"TRUSTED_PROXIES": "10.0.0.0/8"}, "E009", "should be a list"),
+        ({"TRUSTED_PROXIES": 5}, "E009", "should be a list"),
+        ({"TRUSTED_PROXIES": ["10.0.0.0/33"]}, "E009", "'10.0.0.0/33' is no address or network"),
+        ({"TRUSTED_PROXIES": ["proxy.example"]}, "E009", "'proxy.example' is no address or network"),
+        ({"TRUSTED_PROXIES": ["0.0.0.0/0"]}, "W003", "covers every address"),
+        ({"TRUSTED_PROXIES": ["10.0.0.1", "::/0"]}, "W003", "covers every address"),
+        ({"RESPONSE": "no.such.thing"}, "E010", "No module named 'no'"),
+        ({"RESPONSE": "math.pi"}, "E010", "should be a callable"),
+        ({"RESPONSE": 5}, "E010", "should be a callable"),
+        ({"POLICIES": {"a": {"rate": "5/m", "key": "no.such.key"}}}, "E011", "'no.such.key' cannot be imported"),
+        ({"POLICIES": {"a": {"rate": "5/m", "key": "math.pi"}}}, "E011", "'math.pi' is not a callable"),
+    ],
+)
+def test_a_value_that_cannot_or_should_not_be(configure, options, code, message):
+    configure(**options)
+    ((seen, text),) = found()
+    assert seen == code
+    assert message in text
+
+
+def test_proxies_that_are_listed_are_fine(configure):
+    configure(TRUSTED_PROXIES=["10.0.0.1", "10.0.0.0/8", "2001:db8::/32", "unix"])
+    assert found() == []
+
+
+def test_proxies_that_are_not_set_are_warned_of_before_a_deployment(configure):
+    assert [message.id for message in checks.check_proxies()] == ["rlaas_django.W004"]
+    configure(TRUSTED_PROXIES=[])
+    assert checks.check_proxies() == []
+
+
+@pytest.mark.parametrize(
+    ("middleware", "warned"),
+    [([OURS], True), ([OURS, AUTHENTICATION], True), ([AUTHENTICATION, OURS], False), ([AUTHENTICATION], False)],
+)
+def test_the_middleware_must_come_after_authentication_while_it_counts_by_user(settings, middleware, warned):
+    settings.MIDDLEWARE = middleware
+    assert ([code for code, _ in found()] == ["W005"]) == warned
+
+
+def test_one_policy_name_with_two_definitions():
+    @rate_limit("5/m", group="shared")
+    def one(request):
+        return HttpResponse()
+
+    @rate_limit("6/m", group="shared")
+    def other(request):
+        return HttpResponse()
+
+    @rate_limit("5/m", group="shared")
+    def same(request):
+        return HttpResponse()
+
+    codes = [code for code, message in found("'shared'")]
+    assert codes == ["E012"]
+
+
+def test_a_decorator_that_redefines_a_policy_of_the_settings(configure):
+    configure(POLICIES={"redefined": {"rate": "5/m"}})
+
+    @rate_limit(Policy("redefined", "9/m"))
+    def view(request):
+        return HttpResponse()
+
+    assert [code for code, message in found("'redefined'")] == ["E012"]
+
+
+def test_a_view_limited_by_a_policy_that_does_not_exist(configure):
+    configure(POLICIES={"search": {"rate": "5/m"}})
+
+    @rate_limit("serach")
+    def view(request):
+        return HttpResponse()
+
+    ((code, message),) = found("'serach'")
+    assert code == "E013"
+    assert "test_a_view_limited_by_a_policy_that_does_not_exist" in message
+    assert "did you mean 'search'?" in message
+
+
+def test_manage_py_check_runs_them(configure, capsys):
+    configure(TRUSTED_PROXIES=["0.0.0.0/0"])
+    call_command("check", tag=["caches"])
+    assert "rlaas_django.W003" in capsys.readouterr().err

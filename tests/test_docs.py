@@ -1,0 +1,102 @@
+"""The documentation says what the code does: its examples run, and its tables are complete."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from django.http import HttpResponse
+from django.test import AsyncRequestFactory, RequestFactory, override_settings
+
+from rlaas_django import checks, conf, responses
+from rlaas_django.policy import ALGORITHMS, KEY_PREFIXES, KEYS
+
+ROOT = Path(__file__).parent.parent
+PAGES = {page.name: page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+CODE = "\n".join(path.read_text() for path in (ROOT / "rlaas_django").rglob("*.py"))
+
+
+def blocks(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES)
+async def test_the_python_of_the_documentation_runs(page, settings):
+    """Settings hold for what follows them, and the first ones for all; views answer; tests pass."""
+    names: dict = {"__name__": "documented"}
+    code = blocks(PAGES[page])
+    for block in [block for block in code if "RATE_LIMITER = " in block][:1] + code:
+        before = set(names)
+        exec(compile(block, page, "exec"), names)
+        if "RATE_LIMITER = " in block:
+            settings.RATE_LIMITER = names["RATE_LIMITER"]
+            with override_settings(MIDDLEWARE=names.get("MIDDLEWARE", [])):
+                assert checks.check_settings() == []
+        for name in [name for name in names if name not in before]:
+            await answers(names[name])
+
+
+async def answers(view) -> None:
+    """A view of the documentation gives a response; a test of it passes."""
+    parameters = list(inspect.signature(view).parameters) if inspect.isfunction(view) else None
+    if parameters == []:
+        view()
+    elif parameters == ["request"] and view.__doc__ != "..." and hasattr(view, "__wrapped__"):
+        if inspect.iscoroutinefunction(view):
+            request = AsyncRequestFactory().get("/")
+            response = await view(request)
+        else:
+            request = RequestFactory().post("/")
+            response = view(request)
+        assert response is None or isinstance(response, HttpResponse)
+        assert request.rate_limit is not None
+
+
+def test_every_setting_is_in_the_documentation_with_its_default():
+    rows = dict(re.findall(r"^\| `([A-Z0-9_]+)` \| `([^|]*)` \|", PAGES["settings.md"], re.MULTILINE))
+    assert {key: eval(default) for key, default in rows.items()} == conf.DEFAULTS
+
+
+def test_every_check_is_in_the_documentation():
+    used = set(re.findall(r'"([EW]0\d\d)"', CODE))
+    documented = re.findall(r"^\| `rlaas_django\.([EW]\d{3})` \|", PAGES["settings.md"], re.MULTILINE)
+    assert sorted(documented) == sorted(used)
+
+
+def test_every_header_is_in_the_documentation():
+    set_by_us = set(re.findall(r'headers(?:\.setdefault\(|\[)"([A-Za-z-]+)"', inspect.getsource(responses))) | {"Vary"}
+    documented = re.findall(r"^\| `([A-Za-z-]+)` \|", PAGES["headers.md"], re.MULTILINE)
+    assert sorted(documented) == sorted(set_by_us)
+
+
+def test_every_algorithm_key_and_option_is_in_the_documentation():
+    for algo in ALGORITHMS:
+        assert f"`{algo}`" in PAGES["README.md"]
+        assert f"`{algo}`" in PAGES["algorithms.md"]
+    for key in (*KEYS, *KEY_PREFIXES):
+        assert f'"{key}' in PAGES["decorator.md"]
+    for option in (*conf.POLICY_OPTIONS, *conf.RULE_OPTIONS):
+        assert f"`{option}`" in PAGES["settings.md"]
+
+
+def test_every_argument_of_the_decorator_is_in_the_documentation():
+    from rlaas_django import rate_limit
+
+    for name in list(inspect.signature(rate_limit).parameters)[1:]:
+        assert f"{name}=" in PAGES["decorator.md"] or f"`{name}`" in PAGES["decorator.md"], name
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    folder = ROOT if page == "README.md" else ROOT / "docs"
+    for target in re.findall(r"\]\((?!http)([^)#]+)", PAGES[page]):
+        assert (folder / target).exists(), target
+
+
+def test_every_make_target_is_listed_by_make_help():
+    makefile = (ROOT / "Makefile").read_text()
+    phony = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())
+    documented = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
+    assert phony == documented

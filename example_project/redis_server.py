@@ -70,6 +70,8 @@ class Server:
         client = redis.Redis(unix_socket_path=str(self.socket), retry=None, socket_timeout=1)
         try:
             return bool(client.ping())
+        except redis.AuthenticationError:
+            return True  # it answers, though not to us
         except redis.RedisError:
             return False
         finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -22,13 +22,16 @@ from .scripts import Script
 
 Command = tuple[Any, ...]
 
-# What an async connection takes over from the sync pool; the rest is of redis-py's own making, or sync only.
+# What our connections take over from the cache's pool; the rest is of redis-py's own making, or repeats calls.
 _SHARED_OPTIONS = {
     *("host", "port", "path", "db", "username", "password", "credential_provider", "client_name", "protocol"),
     *("socket_timeout", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options", "socket_type"),
     *("encoding", "encoding_errors", "health_check_interval"),
     "server",  # fakeredis'
 }
+
+MOST_CONNECTIONS = 100  # per process, and per loop
+LONGEST_WAIT = 5.0  # seconds for one of them, where the cache sets no socket timeout
 
 
 class UnavailableError(Exception):
@@ -57,6 +60,20 @@ async def arun(call: Call) -> Any:
         return await _arun(call)
     except RedisError as error:
         raise UnavailableError(str(error)) from error
+
+
+def execute(commands: Sequence[Command]) -> list[Any]:
+    """Run plain commands of one key each, in one round trip; for statistics and pages, not for decisions."""
+    if not commands:
+        return []
+    try:
+        pipeline: Any = client(conf.config().cache).pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        replies: list[Any] = pipeline.execute()
+    except RedisError as error:
+        raise UnavailableError(str(error)) from error
+    return replies
 
 
 def _run(call: Call) -> Any:
@@ -131,8 +148,25 @@ def _pool() -> redis.ConnectionPool:
     entry = conf.cache_entry(alias)
     known = _pools.get(alias)
     if known is None or known[0] is not entry:
-        known = _pools[alias] = entry, client(alias).connection_pool
+        model = client(alias).connection_pool
+        pool: Any = redis.BlockingConnectionPool
+        known = _pools[alias] = entry, pool(connection_class=model.connection_class, **_options(model))
     return known[1]
+
+
+def _options(model: redis.ConnectionPool) -> dict[str, Any]:
+    """Of a pool of ours, like the cache's: a pool that is used up makes its callers wait. An error would be answered
+    as a server that is down, and to ask often enough at once would be a way around every limit."""
+    options = {
+        option: value
+        for option, value in model.connection_kwargs.items()
+        if option in _SHARED_OPTIONS or option.startswith("ssl_")
+    }
+    return {
+        **options,
+        "max_connections": min(model.max_connections, MOST_CONNECTIONS),
+        "timeout": options.get("socket_timeout") or LONGEST_WAIT,
+    }
 
 
 def client(alias: str) -> redis.Redis:
@@ -157,8 +191,10 @@ async def _async_pool() -> Any:
     entry = conf.cache_entry(alias)
     known = _async_pools.get(loop, {}).get(alias)
     if known is None or known[0] is not entry:
-        pool = _make_async_pool(_pool())
-        guard = _closing_with_the_loop(loop, pool)
+        model = client(alias).connection_pool
+        connection_class = _async_connection_class(model.connection_class)
+        pool: Any = redis.asyncio.BlockingConnectionPool(connection_class=connection_class, **_options(model))
+        guard = _closing_with_the_loop(loop, alias, pool)
         with _lock:
             for dead in [each for each in _async_pools if each.is_closed()]:
                 del _async_pools[dead]
@@ -168,26 +204,18 @@ async def _async_pool() -> Any:
     return known[1]
 
 
-async def _closing_with_the_loop(loop: asyncio.AbstractEventLoop, pool: Any) -> AsyncGenerator[None]:
+async def _closing_with_the_loop(loop: asyncio.AbstractEventLoop, alias: str, pool: Any) -> AsyncGenerator[None]:
     """Suspended until the loop shuts its generators down, which is the last chance to close a connection in order."""
     try:
         yield
     finally:
-        _async_pools.pop(loop, None)
+        with _lock:
+            mine = _async_pools.get(loop, {})
+            if alias in mine and mine[alias][1] is pool:
+                del mine[alias]
+            if not mine:
+                _async_pools.pop(loop, None)
         await pool.disconnect()
-
-
-def _make_async_pool(pool: redis.ConnectionPool) -> redis.asyncio.ConnectionPool:
-    options = {
-        option: value
-        for option, value in pool.connection_kwargs.items()
-        if option in _SHARED_OPTIONS or option.startswith("ssl_")
-    }
-    return redis.asyncio.ConnectionPool(
-        connection_class=_async_connection_class(pool.connection_class),
-        max_connections=pool.max_connections,
-        **options,
-    )
 
 
 def _async_connection_class(sync: Any) -> Any:

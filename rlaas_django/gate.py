@@ -15,7 +15,7 @@ from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from . import backend, conf, limiter, log, responses, signals
+from . import backend, conf, limiter, log, responses, signals, stats
 from .identity import Requester, needs_user
 from .policy import DEFAULT, Decision, Outcome, Policy, PolicyError, Rate
 
@@ -194,6 +194,7 @@ class Passage:
     def _record(self, decision: Decision, cost: int) -> Steps:
         self.visit.add(decision, cost)
         _annotate(self.request, self.visit.decision())
+        stats.note(decision, self.request.method or "", self.request.path)
         refused = [] if decision.degraded else [outcome for outcome in decision.outcomes if not outcome.allowed]
         for outcome in refused:
             _log(self.request, outcome)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 from uuid import UUID
 
 from django.http import HttpRequest
@@ -19,6 +19,7 @@ from .policy import DEFAULT, KeyFunction, Policy
 from .scripts import ENDINGS
 
 PREFIX = "rlaas:rate_limit:"
+OVERRIDES = "rlaas:override:"
 LONGEST = 128  # bytes of an identity in a key; what is longer is hashed
 
 Name = str | int | UUID
@@ -35,6 +36,25 @@ def redis_key(policy: Policy, identity: str, algo: str, window: int) -> str:
     return f"{PREFIX}{scope}{identity}{ENDINGS[algo].format(window=window)}"
 
 
+def override_key(identity: str) -> str:
+    """Where an operator's exceptions for an identity are."""
+    return f"{OVERRIDES}{identity}"
+
+
+class Id(str):
+    """An identity as it stands in a key already."""
+
+    __slots__ = ()
+
+
+def parse_key(key: str) -> tuple[str, Id] | None:
+    """The policy's name and the identity of a key that an algorithm wrote; None for any other key."""
+    if not key.startswith(PREFIX):
+        return None
+    scope, _, rest = key.removeprefix(PREFIX).rpartition("/")
+    return scope or DEFAULT, Id(rest.partition(":")[0])
+
+
 def identify(identity: Identity, policy: Policy) -> str:
     """The part of the key that tells who: `alice`, `ip=203.0.113.9`, `token=<digest>`, `global`.
 
@@ -42,6 +62,8 @@ def identify(identity: Identity, policy: Policy) -> str:
     that is asked for counts by address: one bucket for all of them would be the first one's to empty.
     """
     kind = kind_of(policy.key)
+    if isinstance(identity, Id):
+        return identity
     if kind == "global":
         return kind
     if not isinstance(identity, Mapping):
@@ -162,6 +184,16 @@ def function(key: str | KeyFunction) -> KeyFunction:
         return key
     found: KeyFunction = import_string(key)
     return found
+
+
+def decode(identity: str) -> tuple[str, str]:
+    """The kind and the text of an identity in a key: `("ip", "203.0.113.9")`, `("user", "42")`."""
+    kind, equals, text = identity.partition("=")
+    if not equals:
+        return ("global", "") if identity == "global" else ("user", unquote(identity, errors="surrogatepass"))
+    if kind == "blake2":
+        return "user", identity
+    return kind, unquote(text, errors="surrogatepass")
 
 
 def _answer(key: KeyFunction, request: HttpRequest) -> Name | None:

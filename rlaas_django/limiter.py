@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from . import backend, conf, failure, signals
-from .identity import Identity, identify, redis_key
+from .identity import Identity, identify, override_key, redis_key
 from .policy import (
     ALGORITHMS,
     DEFAULT,
@@ -48,6 +48,19 @@ def peek(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decis
 async def apeek(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
     """As `peek`, natively async."""
     return await _aperform(_plan(identity, policy, cost, charge=False))
+
+
+def peek_each(pairs: Sequence[tuple[Policy, str]]) -> tuple[Outcome, ...]:
+    """Look at many counters at once, each a policy and an identity as it stands in a key; for pages that list them.
+
+    UnavailableError, rather than an answer without Redis, when Redis cannot be asked.
+    """
+    outcomes: list[Outcome] = []
+    for start in range(0, len(pairs), 500):  # a script that looks at more would keep the server from others
+        policies, identities = zip(*pairs[start : start + 500], strict=True)
+        plan = _plan_pairs(policies, identities, 1, charge=False)
+        outcomes += _decide(plan, plan.call and backend.run(plan.call)).outcomes
+    return tuple(outcomes)
 
 
 def reset(identity: Identity, policy: Policies = None) -> int:
@@ -93,6 +106,19 @@ async def _aperform(plan: Plan) -> Decision:
         return decision
 
 
+def give_back(identity: Identity, policy: Policies, amount: int) -> int:
+    """Give back so many units of an identity's usage, the newest first; how many there were."""
+    config = conf.config()
+    args: list[str | int] = [now(), "", amount]
+    keys, algos = [], set()
+    for each in _chosen(policy, config):
+        term = _terms(each, config.algo)
+        keys.append(redis_key(each, identify(identity, each), term.algo, each.window))
+        algos.add(term.algo)
+        args += (*term, 0)
+    return int(max(backend.run(backend.Call(REFUND[frozenset(algos)], tuple(keys), tuple(args)))))
+
+
 class Clock:
     """A clock that stands still; `tick` moves it."""
 
@@ -106,7 +132,8 @@ class Clock:
 frozen: Clock | None = None  # set by `testing.frozen_clock`; None: the server's clock
 
 
-def _now() -> str | int:
+def now() -> str | int:
+    """What the scripts take for the time; '' is the server's clock."""
     return "" if frozen is None else frozen.ms
 
 
@@ -141,16 +168,21 @@ def _terms(policy: Policy, default_algo: str) -> Terms:
 def _plan(identity: Identity, policy: Policies, cost: int, charge: bool = True) -> Plan:
     if type(cost) is not int or cost < 0:
         raise ValueError(f"The cost {cost!r} is not a whole number of at least 0.")
-    config = conf.config()
-    policies = _chosen(policy, config)
+    policies = _chosen(policy, conf.config())
     identities = tuple(identify(identity, each) for each in policies)
+    return _plan_pairs(policies, identities, cost, charge)
+
+
+def _plan_pairs(policies: tuple[Policy, ...], identities: tuple[str, ...], cost: int, charge: bool) -> Plan:
+    config = conf.config()
     terms = tuple(_terms(each, config.algo) for each in policies)
     unique = os.urandom(6).hex()
-    args: list[str | int] = [_now(), unique, cost, 1 if charge and cost else 0]
+    args: list[str | int] = [now(), unique, cost, 1 if charge and cost else 0]
     for each, term in zip(policies, terms, strict=True):
-        args += (*term, int(each.shadow))
+        args += (*term, int(each.shadow), each.name)
     script = CHECK[frozenset(term.algo for term in terms)]
-    call = backend.Call(script, _keys(policies, identities, terms), tuple(args)) if config.enabled else None
+    keys = (*_keys(policies, identities, terms), *map(override_key, identities))
+    call = backend.Call(script, keys, tuple(args)) if config.enabled else None
     return Plan(call, policies, identities, terms, unique, cost)
 
 
@@ -181,7 +213,7 @@ def _decide(plan: Plan, reply: list[Any] | None) -> Decision:
     outcomes = []
     allowed = True
     charged = []
-    for i, (passed, count, remaining, retry_after, reset_after, charged_at) in enumerate(replies):
+    for i, (passed, count, remaining, retry_after, reset_after, limit, charged_at) in enumerate(replies):
         policy, term = plan.policies[i], plan.terms[i]
         allowed = allowed and (passed == 1 or policy.shadow)
         if charged_at >= 0:
@@ -191,7 +223,7 @@ def _decide(plan: Plan, reply: list[Any] | None) -> Decision:
                 policy,
                 plan.identities[i],
                 passed == 1,
-                term.capacity,
+                limit,
                 count,
                 remaining,
                 seconds(retry_after),
@@ -213,7 +245,7 @@ def _plan_refund(decision: Decision) -> backend.Call | None:
         plan, charged = decision.receipts.pop()  # atomic: of two who ask at once, one gets it
     except IndexError:
         return None
-    args: list[str | int] = [_now(), plan.unique, plan.cost]
+    args: list[str | int] = [now(), plan.unique, plan.cost]
     for i, charged_at in charged:
         args += (*plan.terms[i], charged_at)
     script = REFUND[frozenset(plan.terms[i].algo for i, _ in charged)]
@@ -230,4 +262,4 @@ def _plan_reset(identity: Identity, policy: Policies) -> backend.Call:
         places = [redis_key(each, identify(identity, each), algo, window // 1000) for algo in ALGORITHMS]
         keys += dict.fromkeys(places)
         windows.append(window)
-    return backend.Call(RESET, tuple(keys), (_now(), len(keys) // len(windows), *windows))
+    return backend.Call(RESET, tuple(keys), (now(), len(keys) // len(windows), *windows))

@@ -29,7 +29,7 @@ KEY_PREFIXES = ("header:", "get:", "post:")
 
 RATE_FORMS = 'write "5/m", "30/10s", "1000/h", "5/60" (seconds) or (5, 60)'
 KEY_FORMS = (
-    'write "user", "ip", "user_or_ip", "token", "global", "header:<name>", "get:<name>", '
+    'Write "user", "ip", "user_or_ip", "token", "global", "header:<name>", "get:<name>", '
     '"post:<name>", a callable taking the request, or the dotted path of one'
 )
 
@@ -52,9 +52,9 @@ class PolicyError(ValueError):
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """`; did you mean 'search'?` when one of the known words is close, else nothing."""
+    """The end of a sentence about an unknown word: `; did you mean 'search'?` when a known one is close."""
     close = difflib.get_close_matches(str(word), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"; did you mean {close[0]!r}?" if close else "."
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Policy:
 
     def _problems(self) -> Iterable[str]:
         if not is_key(self.key):
-            yield f"key {self.key!r} is not known{nearest(self.key, KEYS)}; {KEY_FORMS}."
+            yield f"key {self.key!r} is not known{nearest(self.key, KEYS)} {KEY_FORMS}."
         if self.algo is not None and self.algo not in ALGORITHMS:
             yield unknown_algorithm(self.algo)
         if self.on_failure not in FAILURE_MODES:
@@ -208,7 +208,7 @@ class Policy:
 
 
 def unknown_algorithm(algo: object) -> str:
-    return f"algorithm {algo!r} is not known{nearest(algo, ALGORITHMS)}; write one of {', '.join(ALGORITHMS)}."
+    return f"algorithm {algo!r} is not known{nearest(algo, ALGORITHMS)} Write one of {', '.join(ALGORITHMS)}."
 
 
 def is_key(key: object) -> bool:

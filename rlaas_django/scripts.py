@@ -63,9 +63,11 @@ def assemble(driver: str, algorithms: Iterable[str] = ()) -> Script:
     return Script(driver, versions, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-_SOURCES = {stem: source(stem) for stem in ("prelude", "check", "refund", "reset", *FILES.values())}
+_SOURCES = {stem: source(stem) for stem in ("prelude", "check", "refund", "reset", "override", "note", *FILES.values())}
 _SETS = [chosen for size in range(1, len(FILES) + 1) for chosen in combinations(FILES, size)]
 
 CHECK = {frozenset(chosen): assemble("check", chosen) for chosen in _SETS}
 REFUND = {frozenset(chosen): assemble("refund", chosen) for chosen in _SETS}
 RESET = assemble("reset")
+OVERRIDE = assemble("override")
+NOTE = assemble("note")

@@ -108,7 +108,7 @@ def test_a_policy_equals_its_name():
         ({"key": "cookie:x"}, "key 'cookie:x' is not known"),
         ({"key": None}, "key None is not known"),
         ({"algo": "sliding-windw-algo"}, "did you mean 'sliding-window-algo'?"),
-        ({"algo": "leaky"}, "write one of fixed-window-algo"),
+        ({"algo": "leaky"}, "Write one of fixed-window-algo"),
         ({"burst": 0, "algo": TOKEN_BUCKET}, "burst 0 is not a whole number of at least 1"),
         ({"burst": -1, "algo": TOKEN_BUCKET}, "burst -1"),
         ({"burst": 1.5, "algo": TOKEN_BUCKET}, "burst 1.5"),

@@ -3,10 +3,10 @@
   every enforced one passes. A shadow policy is charged when it passes too, and never refuses.
   Version  1
 
-  KEYS   one per policy
+  KEYS   one per policy, then for each policy its identity's overrides: a HASH, <policy, or * for all> -> <kind>:<until>:<limit>
   ARGV   now, unique (tells this request from all others), cost, charge ('1'; '0' looks and touches nothing),
-         then for each policy: algorithm, limit, window in ms, capacity, shadow ('1' or '0')
-  reply  {now, {allowed, current_count, remaining, retry_after, reset_after, charged_at}, ...}
+         then for each policy: algorithm, limit, window in ms, capacity, shadow ('1' or '0'), name
+  reply  {now, {allowed, current_count, remaining, retry_after, reset_after, limit, charged_at}, ...}
          times in ms; retry_after -1 is never; charged_at -1 is not charged
 
   An algorithm gives, for p = {key, limit, window, capacity}:
@@ -17,16 +17,34 @@
 local unique, cost, charge = ARGV[2], tonumber(ARGV[3]), ARGV[4] == "1"
 local policies, pass = {}, true
 
-for i, key in ipairs(KEYS) do
-  local at = 5 * i
+-- What an operator made hold for this identity instead: block, exempt or limit; until when; and the limit.
+local function override(key, name)
+  local found = redis.call("HMGET", key, name, "*")
+  local kind, ends, limit = string.match(found[1] or found[2] or "", "^(%a+):(%d+):(%d*)$")
+  if kind and tonumber(ends) > now then
+    return kind, tonumber(ends), tonumber(limit)
+  end
+end
+
+for i = 1, #KEYS / 2 do
+  local at = 6 * i - 1
   local p = {
-    key = key,
+    key = KEYS[i],
     algorithm = algorithms[ARGV[at]],
     limit = tonumber(ARGV[at + 1]),
     window = tonumber(ARGV[at + 2]),
     capacity = tonumber(ARGV[at + 3]),
   }
+  local kind, ends, limit = override(KEYS[i + #KEYS / 2], ARGV[at + 5])
+  if kind == "limit" then
+    p.limit, p.capacity = limit, limit
+  end
   p.allowed, p.count, p.remaining, p.retry_after, p.reset_after = p.algorithm.check(p, now, cost, charge)
+  if kind == "block" then
+    p.allowed, p.remaining, p.retry_after = false, 0, ends - now
+  elseif kind == "exempt" then
+    p.allowed, p.exempt, p.retry_after = true, true, 0
+  end
   pass = pass and (p.allowed or ARGV[at + 4] == "1")
   policies[i] = p
 end
@@ -34,9 +52,9 @@ end
 local reply = { now }
 for i, p in ipairs(policies) do
   local charged_at = -1
-  if charge and pass and p.allowed then
+  if charge and pass and p.allowed and not p.exempt then
     p.remaining, p.reset_after, charged_at = p.algorithm.charge(p, now, cost, unique)
   end
-  reply[i + 1] = { p.allowed and 1 or 0, p.count, p.remaining, p.retry_after, p.reset_after, charged_at }
+  reply[i + 1] = { p.allowed and 1 or 0, p.count, p.remaining, p.retry_after, p.reset_after, p.capacity, charged_at }
 end
 return reply

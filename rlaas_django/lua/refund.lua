@@ -4,6 +4,7 @@
 
   KEYS   one per policy that was charged
   ARGV   now, unique and cost of the charge, then for each policy: algorithm, limit, window in ms, capacity, charged_at
+         unique '': no charge in particular, the newest units go
   reply  {units given back, ...}
 ]]
 local unique, cost = ARGV[2], tonumber(ARGV[3])
@@ -17,6 +18,7 @@ for i, key in ipairs(KEYS) do
     window = tonumber(ARGV[at + 2]),
     capacity = tonumber(ARGV[at + 3]),
   }
-  given[i] = algorithms[ARGV[at]].refund(p, now, cost, tonumber(ARGV[at + 4]), unique)
+  local charged_at = unique == "" and now or tonumber(ARGV[at + 4])
+  given[i] = algorithms[ARGV[at]].refund(p, now, cost, charged_at, unique)
 end
 return given

@@ -70,6 +70,13 @@ local function refund(p, now, cost, charged_at, unique)
   if charged_at + p.window <= now then
     return given -- dead, and not counted any more
   end
+  if unique == "" then
+    given = math.min(cost, redis.call("ZCOUNT", p.key, "(" .. digits(now - p.window), "+inf"))
+    if given > 0 then
+      redis.call("ZPOPMAX", p.key, digits(given))
+    end
+    return given
+  end
   in_batches(members(cost, charged_at, unique), 1000, function(...)
     given = given + redis.call("ZREM", p.key, ...)
   end)

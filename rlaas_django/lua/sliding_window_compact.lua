@@ -102,10 +102,11 @@ local function append(p, queue, stamps)
   end
 end
 
--- Takes the units at or after a stamp off the end; gives the queue, nil when it is empty, and their stamps in order.
-local function take_from(queue, stamp)
+-- Takes the units at or after a stamp off the end, so many at most; gives the queue, nil when it is empty, and their
+-- stamps in order.
+local function take_from(queue, stamp, most)
   local backwards, taken = {}, {}
-  while queue.count > 0 and queue.last >= stamp do
+  while queue.count > 0 and queue.last >= stamp and #backwards < most do
     backwards[#backwards + 1] = queue.last
     queue.count = queue.count - 1
     if queue.count > 0 then
@@ -157,7 +158,7 @@ local function charge(p, now, cost)
   local queue, stamps, later = p.queue, {}, {}
   local newest = queue and math.max(queue.last, now) or now
   if queue and now < queue.last then
-    queue, later = take_from(queue, now + 1) -- the clock stepped back
+    queue, later = take_from(queue, now + 1, math.huge) -- the clock stepped back
   end
   for i = 1, cost do
     stamps[i] = now
@@ -169,18 +170,24 @@ local function charge(p, now, cost)
   return p.left - cost, newest + p.window - now, now
 end
 
-local function refund(p, now, cost, charged_at)
+local function refund(p, now, cost, charged_at, unique)
   local queue = charged_at + p.window > now and read(p)
-  if not queue or charged_at < queue.first or charged_at > queue.last then
+  if not queue then
     return 0
   end
-  local rest, taken = take_from(queue, charged_at)
-  local given, kept = 0, {}
-  for _, stamp in ipairs(taken) do
-    if stamp == charged_at and given < cost then
-      given = given + 1
-    else
-      kept[#kept + 1] = stamp
+  local rest, taken, given, kept
+  if unique == "" then
+    rest, taken = take_from(queue, now - p.window + 1, cost)
+    given, kept = #taken, {}
+  else
+    rest, taken = take_from(queue, charged_at, math.huge)
+    given, kept = 0, {}
+    for _, stamp in ipairs(taken) do
+      if stamp == charged_at and given < cost then
+        given = given + 1
+      else
+        kept[#kept + 1] = stamp
+      end
     end
   end
   if given > 0 then

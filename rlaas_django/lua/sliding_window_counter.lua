@@ -66,15 +66,16 @@ local function charge(p, now, cost)
   return p.left - cost, reset_after(p, p.index * p.window, now), p.index * p.window
 end
 
-local function refund(p, now, cost, charged_at)
+local function refund(p, now, cost, charged_at, unique)
   p.index, p.previous, p.current = read(p, now)
   local behind, given = p.index - math.floor(charged_at / p.window), 0
   if behind == 0 then
     given = math.min(cost, p.current)
     p.current = p.current - given
-  elseif behind == 1 then
-    given = math.min(cost, p.previous)
-    p.previous = p.previous - given
+  end
+  if behind == 1 or unique == "" then
+    local earlier = math.min(cost - given, p.previous)
+    p.previous, given = p.previous - earlier, given + earlier
   end
   if given > 0 then
     write(p)

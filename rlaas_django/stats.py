@@ -1,0 +1,226 @@
+"""What was decided about requests: counts per minute, recent refusals, and whom to watch.
+
+A decision is noted in memory and written by the background thread, so that it costs a request next to nothing and no
+round trip. Every key is bounded, has a TTL and is touched by single-key commands only.
+
+  rlaas:stats:{<policy>}:<day>     HASH    <minute of the day>:<kind> -> decisions; kinds below
+  rlaas:refused:{<policy>}:<day>   ZSET    identity -> refusals that day; the strongest are kept
+  rlaas:watch:{<policy>}           ZSET    identity -> percent of the limit, of those beyond 80 when last seen
+  rlaas:refusals:{<policy>}        LIST    the latest refusals, as JSON, newest first
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from . import backend, background
+from .policy import Decision, Outcome
+from .scripts import NOTE
+
+ALLOWED, REFUSED, SHADOWED, DEGRADED, UNLOGGED = "a", "r", "s", "d", "u"
+KINDS = (ALLOWED, REFUSED, SHADOWED, DEGRADED, UNLOGGED)
+
+DAY = 86_400
+WATCH_FROM = 80  # percent of a limit
+MOST_IDENTITIES = 1_000
+MOST_REFUSALS = 1_000
+REFUSALS_PER_ROUND = 50  # of one policy and process; what is beyond is counted, not listed
+MOST_NOTES = 100_000
+
+_notes: deque[tuple[float, Decision, str, str]] = deque(maxlen=MOST_NOTES)
+
+
+def note(decision: Decision, method: str, path: str) -> None:
+    """Remember a decision about a request."""
+    _notes.append((time.time(), decision, method, path))
+    background.wake()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One line of the refusal log. Times are seconds since the epoch, and seconds."""
+
+    at: float
+    policy: str
+    identity: str
+    method: str
+    path: str
+    count: int
+    limit: int
+    window: int
+    retry_after: float | None  # None: never
+    shadow: bool = False
+
+
+class Minute(NamedTuple):
+    """What a policy decided in one minute."""
+
+    start: int  # seconds since the epoch
+    allowed: int
+    refused: int
+    shadowed: int
+    degraded: int
+    unlogged: int
+
+
+def flush() -> None:
+    """Write what was noted. What Redis does not take is dropped: statistics are not worth a queue."""
+    written = _Round()
+    while True:
+        try:
+            written.add(*_notes.popleft())
+        except IndexError:
+            break
+    for call in written.calls():
+        backend.run(call)
+
+
+background.every_second(flush)
+
+
+class _Round:
+    """Notes of about a second, added up."""
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+        self.refused: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+        self.watched: dict[str, dict[str, int]] = defaultdict(dict)
+        self.refusals: dict[str, list[str]] = defaultdict(list)
+
+    def add(self, at: float, decision: Decision, method: str, path: str) -> None:
+        for outcome in decision.outcomes:
+            name = outcome.policy.name
+            minute = f"{int(at % DAY) // 60}:"
+            counts = self.counts[name, int(at) // DAY]
+            counts[minute + _kind(decision, outcome)] += 1
+            if decision.degraded:
+                continue
+            if not outcome.allowed:
+                self.refused[name, int(at) // DAY][outcome.identity] += 1
+                if len(self.refusals[name]) < REFUSALS_PER_ROUND:
+                    self.refusals[name].append(_line(at, outcome, method, path))
+                else:
+                    counts[minute + UNLOGGED] += 1
+            used = 100 * (outcome.limit - outcome.remaining) // outcome.limit
+            if used >= WATCH_FROM:
+                watched = self.watched[name]
+                watched[outcome.identity] = max(used + (not outcome.allowed), watched.get(outcome.identity, 0))
+
+    def calls(self) -> Iterator[backend.Call]:
+        for (name, day), counts in self.counts.items():
+            yield _call("counts", stats_key(name, day), DAY + 7200, counts.items())
+        for (name, day), refused in self.refused.items():
+            yield _call("ranks", refused_key(name, day), DAY + 7200, refused.most_common(MOST_IDENTITIES))
+        for name, watched in self.watched.items():
+            strongest = sorted(watched.items(), key=lambda item: -item[1])[:MOST_IDENTITIES]
+            yield _call("levels", watch_key(name), DAY, strongest)
+        for name, lines in self.refusals.items():
+            yield backend.Call(NOTE, (refusals_key(name),), (0, "lines", 7 * DAY, MOST_REFUSALS, *lines))
+
+
+def _call(what: str, key: str, ttl: int, pairs: Iterable[tuple[str, int]]) -> backend.Call:
+    return backend.Call(NOTE, (key,), (0, what, ttl, MOST_IDENTITIES, *(word for pair in pairs for word in pair)))
+
+
+def _kind(decision: Decision, outcome: Outcome) -> str:
+    if decision.degraded:
+        return DEGRADED
+    if outcome.allowed:
+        return ALLOWED
+    return SHADOWED if outcome.policy.shadow else REFUSED
+
+
+def _line(at: float, outcome: Outcome, method: str, path: str) -> str:
+    never = outcome.retry_after == float("inf")
+    refusal = Refusal(
+        round(at, 3),
+        outcome.policy.name,
+        outcome.identity,
+        method[:16],
+        path[:300],
+        outcome.current_count,
+        outcome.limit,
+        outcome.policy.window,
+        None if never else outcome.retry_after,
+        outcome.policy.shadow,
+    )
+    return json.dumps(asdict(refusal))
+
+
+def stats_key(policy: str, day: int) -> str:
+    return f"rlaas:stats:{{{policy}}}:{day}"
+
+
+def refused_key(policy: str, day: int) -> str:
+    return f"rlaas:refused:{{{policy}}}:{day}"
+
+
+def watch_key(policy: str) -> str:
+    return f"rlaas:watch:{{{policy}}}"
+
+
+def refusals_key(policy: str) -> str:
+    return f"rlaas:refusals:{{{policy}}}"
+
+
+def minutes(policies: Iterable[str], hours: int = 24, now: float | None = None) -> dict[str, list[Minute]]:
+    """Per policy the minutes of the last hours, the present one last."""
+    names = list(policies)
+    end = int(time.time() if now is None else now) // 60 * 60
+    days = (end // DAY - 1, end // DAY)
+    replies = iter(backend.execute([("HGETALL", stats_key(name, day)) for name in names for day in days]))
+    series = {}
+    for name in names:
+        counts = {}
+        for day in days:
+            for field, number in _pairs(next(replies)):
+                minute, _, kind = field.partition(":")
+                counts[day * DAY + int(minute) * 60, kind] = int(number)
+        starts = range(end - hours * 3600 + 60, end + 60, 60)
+        series[name] = [Minute(start, *(counts.get((start, kind), 0) for kind in KINDS)) for start in starts]
+    return series
+
+
+def refusals(policies: Iterable[str], most: int = MOST_REFUSALS) -> list[Refusal]:
+    """The latest refusals under these policies, newest first."""
+    replies = backend.execute([("LRANGE", refusals_key(name), 0, most - 1) for name in policies])
+    found = [Refusal(**json.loads(line)) for lines in replies for line in lines]
+    return sorted(found, key=lambda refusal: -refusal.at)[:most]
+
+
+def watched(policies: Iterable[str], most: int = MOST_IDENTITIES) -> list[tuple[str, str, int]]:
+    """(policy, identity, percent of the limit when last seen), the strongest first."""
+    names = list(policies)
+    replies = backend.execute([("ZREVRANGE", watch_key(name), 0, most - 1, "WITHSCORES") for name in names])
+    found = [
+        (name, who, int(float(used))) for name, reply in zip(names, replies, strict=True) for who, used in _pairs(reply)
+    ]
+    return sorted(found, key=lambda each: -each[2])[:most]
+
+
+def refused_today(policies: Iterable[str], now: float | None = None) -> dict[tuple[str, str], int]:
+    """Refusals today per policy and identity, of those with the most."""
+    names = list(policies)
+    day = int(time.time() if now is None else now) // DAY
+    replies = backend.execute([("ZREVRANGE", refused_key(name, day), 0, -1, "WITHSCORES") for name in names])
+    return {
+        (name, who): int(float(number))
+        for name, reply in zip(names, replies, strict=True)
+        for who, number in _pairs(reply)
+    }
+
+
+def _pairs(reply: Any) -> list[tuple[str, Any]]:
+    """A reply of names and numbers, whatever the protocol and the client made of it."""
+    if isinstance(reply, dict):
+        pairs = list(reply.items())
+    elif reply and isinstance(reply[0], (list, tuple)):
+        pairs = [(name, number) for name, number in reply]
+    else:
+        pairs = list(zip(reply[::2], reply[1::2], strict=True))
+    return [(name.decode() if isinstance(name, bytes) else name, number) for name, number in pairs]

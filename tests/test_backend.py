@@ -1,0 +1,479 @@
+"""The way to Redis: round trips, connections, and what must not be sent twice."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+import redis
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from example_project.redis_server import Server
+from rlaas_django import Policy, acheck, apeek, backend, check, peek, refund, reset
+from rlaas_django.policy import ALGORITHMS, SLIDING_WINDOW, YEAR
+from rlaas_django.scripts import CHECK
+from rlaas_django.testing import embedded_redis
+from tests.test_concurrency import in_threads
+
+ROOMY = Policy("p", (1_000, YEAR), algo=SLIDING_WINDOW)
+DJANGO_REDIS = "django_redis.cache.RedisCache"
+DJANGO = "django.core.cache.backends.redis.RedisCache"
+
+
+@pytest.fixture(params=["sync", "async"])
+def ask(request):
+    """`check`, or `acheck` on a loop that stays open for the whole test."""
+    if request.param == "sync":
+        yield check
+    else:
+        with asyncio.Runner() as runner:
+            yield lambda *args, **options: runner.run(acheck(*args, **options))
+
+
+@pytest.fixture
+def start():
+    """Start servers of the test's own, with these options; they stop with the test."""
+    servers = []
+
+    def start_one(*options: str) -> Server:
+        servers.append(Server(*options))
+        return servers[-1]
+
+    yield start_one
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def use(settings):
+    """Let the limiter use a server by this entry of CACHES.
+
+    A server of the test's own, because django-redis keeps a pool by its address, whatever the other options are.
+    """
+
+    def use_entry(location: str, backend: str = DJANGO_REDIS, **options) -> None:
+        settings.CACHES = {
+            **settings.CACHES,
+            "default": {"BACKEND": backend, "LOCATION": location, "OPTIONS": options},
+        }
+
+    return use_entry
+
+
+@pytest.fixture
+def own(start, use) -> Server:
+    """A server that nobody else uses, so that its clients and their commands can be counted."""
+    server = start()
+    use(server.url)
+    return server
+
+
+@contextmanager
+def onlooker(url: str):
+    """A client of its own, whose connections are not the limiter's."""
+    client = redis.Redis.from_url(url)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@contextmanager
+def commands_seen(url: str):
+    """The names of the commands that clients send meanwhile; those that scripts call are left out."""
+    names: list[str] = []
+    with onlooker(url) as watcher, onlooker(url) as client:
+        client.ping()  # its handshake is over before the watch begins
+        with watcher.monitor() as monitor:
+            yield names
+            client.ping()  # once it is answered, the server has read whatever was sent before
+            client.echo("the end")
+            for line in monitor.listen():
+                if line["command"].upper() == "ECHO THE END":
+                    break
+                name, _, rest = line["command"].upper().partition(" ")
+                if line["client_type"] != "lua":
+                    names.append("SCRIPT LOAD" if name == "SCRIPT" and rest.startswith("LOAD") else name)
+    names.remove("PING")
+
+
+def connections(client) -> int:
+    return len(client.client_list())
+
+
+def assert_soon(fact, *, within: float = 5) -> None:
+    """Asked until it is so: the server notices a closed connection in its own time, and we a server that is back."""
+    deadline = time.monotonic() + within
+    while not fact():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@contextmanager
+def hanging(server: Server, seconds: float | None = None):
+    """The server neither reads nor answers meanwhile, but for no longer than `seconds`."""
+
+    def resume():
+        os.kill(server.process.pid, signal.SIGCONT)
+
+    timer = threading.Timer(60 if seconds is None else seconds, resume)
+    os.kill(server.process.pid, signal.SIGSTOP)
+    timer.start()
+    try:
+        yield
+    finally:
+        if seconds is None:
+            timer.cancel()
+            resume()
+        timer.join()
+
+
+# Round trips
+
+
+@pytest.mark.parametrize("number", [1, 5])
+@pytest.mark.parametrize("allowed", [True, False], ids=["allowed", "refused"])
+def test_a_decision_takes_one_round_trip(own, ask, number, allowed):
+    policies = [Policy(f"p{n}", (1, YEAR), algo=algo) for n, algo in enumerate(ALGORITHMS[:number])]
+    ask("alice", policies, cost=0 if allowed else 1)  # connects, registers; for a refusal takes all there is
+    with commands_seen(own.url) as seen:
+        assert ask("alice", policies).allowed is allowed
+    assert seen == ["EVALSHA"]
+
+
+def test_a_script_that_the_server_lost_is_registered_and_asked_again(own, ask):
+    ask("alice", ROOMY)
+    with onlooker(own.url) as client:
+        client.script_flush()
+        with commands_seen(own.url) as seen:
+            decision = ask("alice", ROOMY)
+        # With SCRIPT LOAD, to stay: servers from 7.4 on evict what EVAL brought.
+        assert seen == ["EVALSHA", "SCRIPT LOAD", "EVALSHA"]
+        assert client.script_exists(CHECK[frozenset([SLIDING_WINDOW])].sha) == [True]
+    assert decision.current_count == 1
+    assert peek("alice", ROOMY).current_count == 2
+
+
+# Servers that go, processes and loops that come and go
+
+
+def test_a_restarted_server_is_found_again_and_counts_from_zero(own):
+    assert [check("alice", ROOMY).current_count for _ in range(3)] == [0, 1, 2]
+    own.kill()
+    own.launch()
+    assert [check("alice", ROOMY).current_count for _ in range(3)] == [0, 1, 2]
+
+
+async def test_a_running_loop_finds_a_restarted_server_again(own):
+    assert [(await acheck("alice", ROOMY)).current_count for _ in range(3)] == [0, 1, 2]
+    await asyncio.to_thread(own.kill)
+    await asyncio.to_thread(own.launch)
+    assert [(await acheck("alice", ROOMY)).current_count for _ in range(3)] == [0, 1, 2]
+
+
+def test_parent_and_child_go_on_after_a_fork(ask):
+    """Both at once. The parent's loop, if any, is open then, with connections in its pool."""
+
+    def asked(who, times, how=ask):
+        return [how(who, ROOMY).current_count for _ in range(times)]
+
+    def child(pipe):
+        # A loop cannot be shared between processes, so the child makes its own.
+        own = check if ask is check else lambda *args: asyncio.run(acheck(*args))
+        pipe.send(asked("child", 100, own))
+
+    assert asked("parent", 10) == list(range(10))
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=child, args=(writer,))
+    process.start()
+    writer.close()
+    assert asked("parent", 100) == list(range(10, 110))
+    assert reader.recv() == list(range(100))
+    assert asked("parent", 10) == list(range(110, 120))
+    process.join()
+    reader.close()
+
+
+@contextmanager
+def nothing_left_open(url: str):
+    """As many connections after as before, without the garbage collector's help."""
+    with onlooker(url) as client:
+        before = connections(client)
+        gc.disable()
+        try:
+            yield
+            assert_soon(lambda: connections(client) == before)
+        finally:
+            gc.enable()
+
+
+def test_loops_one_after_the_other_count_on_and_leave_no_connection(own):
+    with nothing_left_open(own.url):
+        counts = [asyncio.run(acheck("alice", ROOMY)).current_count for _ in range(50)]
+    assert counts == list(range(50))
+
+
+@pytest.fixture
+def restless():
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_loops_in_threads_at_once_count_exactly_and_leave_no_connection(own, restless):
+    async def some():
+        return [
+            decision.current_count for decision in await asyncio.gather(*[acheck("alice", ROOMY) for _ in range(3)])
+        ]
+
+    with nothing_left_open(own.url):
+        counts = in_threads(lambda n: [count for _ in range(12) for count in asyncio.run(some())], 8)
+    assert sorted(count for part in counts for count in part) == list(range(8 * 12 * 3))
+
+
+async def test_more_tasks_than_the_pool_has_connections_are_no_way_around_a_limit(own):
+    """redis-py's pool has 100, and refuses the next; a refusal there must not be a request let through."""
+    policy = Policy("p", (10, YEAR))
+    decisions = await asyncio.gather(*[acheck("alice", policy) for _ in range(300)])
+    assert sum(decision.allowed for decision in decisions) == 10
+
+
+# Calls that do not end well
+
+RETRIES = {"retry": Retry(NoBackoff(), 3), "retry_on_timeout": True}
+retrying = pytest.mark.parametrize(
+    ("cache", "options"),
+    [
+        (DJANGO_REDIS, {"SOCKET_TIMEOUT": 0.5, "CONNECTION_POOL_KWARGS": RETRIES}),
+        (DJANGO, {"socket_timeout": 0.5, **RETRIES}),
+    ],
+    ids=["django-redis", "django"],
+)
+
+
+@retrying
+def test_a_call_that_timed_out_is_not_sent_again(ask, start, use, cache, options):
+    """The server reads it once it wakes up; a repetition, which would be answered by then, would count it twice."""
+    server = start()
+    use(server.url, cache, **options)
+    ask("alice", ROOMY)
+    with commands_seen(server.url) as seen, hanging(server, 0.8):
+        assert ask("alice", ROOMY).degraded
+    assert seen.count("EVALSHA") == 1
+    with onlooker(server.url) as client:
+        assert client.zcard("rlaas:rate_limit:p/alice") == 2
+
+
+@retrying
+def test_a_reply_that_came_too_late_reaches_nobody(ask, start, use, cache, options):
+    server = start()
+    use(server.url, cache, **options)
+    ask("alice", ROOMY, cost=40)
+    with hanging(server, 0.8):
+        assert ask("alice", ROOMY).degraded
+    answers = []
+    assert_soon(lambda: answers.append(ask("bob", ROOMY)) or not answers[-1].degraded)
+    assert [answers[-1].current_count, ask("bob", ROOMY).current_count] == [0, 1]
+
+
+@pytest.fixture
+def tight(start, use) -> Server:
+    """A server that the limiter may have four connections to, so that a lost one is missed."""
+    server = start()
+    use(server.url, CONNECTION_POOL_KWARGS={"max_connections": 4})
+    return server
+
+
+async def assert_own_answers(times: int) -> None:
+    """Each identity has a count of its own, by which a reply tells whose it is."""
+    for _ in range(times):
+        looks = await asyncio.gather(*[apeek(f"user-{n}", ROOMY) for n in range(4)])
+        assert [look.current_count for look in looks] == [1, 2, 3, 4]
+
+
+async def test_a_check_cancelled_at_any_moment_leaves_no_reply_for_the_next(tight):
+    rng = random.Random(1)
+    cancelled = 0
+    for n in range(4):
+        await acheck(f"user-{n}", ROOMY, cost=n + 1)
+    await acheck("victim", ROOMY, cost=100)
+    for _ in range(200):
+        tasks = [asyncio.create_task(acheck("victim", ROOMY)) for _ in range(rng.randint(1, 4))]
+        if rng.random() < 0.5:
+            for _ in range(rng.randint(0, 10)):
+                await asyncio.sleep(0)
+        else:
+            await asyncio.sleep(rng.uniform(0, 0.001))
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        cancelled += sum(isinstance(result, asyncio.CancelledError) for result in results)
+        assert all(isinstance(result, asyncio.CancelledError) or result.current_count >= 100 for result in results)
+        await assert_own_answers(1)
+    assert cancelled
+
+
+async def test_a_check_cancelled_while_the_server_thinks_leaves_no_reply_for_the_next(tight):
+    for n in range(4):
+        await acheck(f"user-{n}", ROOMY, cost=n + 1)
+    await assert_own_answers(1)  # four connections are open
+    with hanging(tight):
+        tasks = [asyncio.create_task(acheck("victim", ROOMY, cost=100)) for _ in range(4)]
+        await asyncio.sleep(0.02)
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [asyncio.CancelledError] * 4
+    await assert_own_answers(3)
+
+
+def test_cancelled_checks_leave_no_connection_behind(own):
+    async def storm():
+        rng = random.Random(2)
+        for _ in range(100):
+            task = asyncio.create_task(acheck("alice", ROOMY))
+            await asyncio.sleep(rng.uniform(0, 0.001))
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    with nothing_left_open(own.url):
+        asyncio.run(storm())
+
+
+# Ways to a server
+
+
+def test_djangos_own_cache_gives_the_same_answers_at_the_same_keys(ask, algo, configure, client, clock):
+    told = []
+    for alias in ("default", "django"):
+        configure(CACHE=alias)
+        client.flushdb()
+        decisions = [ask("alice", Policy("p", "3/m", algo=algo)) for _ in range(5)]
+        told.append((decisions, client.keys()))
+    assert told[0] == told[1]
+    assert [decision.allowed for decision in decisions] == [True] * 3 + [False] * 2
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+UNIX = "unix://{credentials}{socket}?db={db}"
+TCP = "redis://{credentials}127.0.0.1:{port}/{db}"
+
+
+@pytest.mark.parametrize("cache", [DJANGO_REDIS, DJANGO], ids=["django-redis", "django"])
+@pytest.mark.parametrize("form", [UNIX, TCP], ids=["unix", "tcp"])
+@pytest.mark.parametrize("credentials", ["", ":s3cret@", "limiter:s3cret@"], ids=["open", "password", "acl"])
+def test_an_address_may_name_a_socket_or_a_port_a_database_and_credentials(ask, start, use, cache, form, credentials):
+    port = free_port()
+    server = start("--port", str(port))
+    with onlooker(server.url) as client:
+        if credentials.startswith(":"):
+            client.config_set("requirepass", "s3cret")
+        elif credentials:
+            client.execute_command("ACL", "SETUSER", "limiter", "on", ">s3cret", "~rlaas:*", "+@all")
+            client.execute_command("ACL", "SETUSER", "default", "off")
+    url = form.format(credentials=credentials, socket=server.socket, port=port, db=3)
+    use(url, cache)
+    assert [ask("alice", ROOMY).current_count for _ in range(3)] == [0, 1, 2]
+    with onlooker(url) as client:
+        assert client.zcard("rlaas:rate_limit:p/alice") == 3
+
+
+@pytest.mark.parametrize("form", [UNIX, TCP], ids=["unix", "tcp"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"PASSWORD": "s3cret"},
+        {"CONNECTION_POOL_KWARGS": {"password": "s3cret", "protocol": 2}},
+        {"CONNECTION_POOL_KWARGS": {"password": "s3cret", "protocol": 3}},
+        {"CONNECTION_POOL_KWARGS": {"password": "s3cret", "decode_responses": True}},
+        {"CONNECTION_POOL_KWARGS": {"password": "s3cret", "decode_responses": True, "protocol": 3}},
+    ],
+    ids=["password", "protocol 2", "protocol 3", "decoded", "decoded 3"],
+)
+def test_the_options_of_django_redis_are_followed(ask, start, use, form, options):
+    port = free_port()
+    server = start("--port", str(port))
+    with onlooker(server.url) as client:
+        client.config_set("requirepass", "s3cret")
+    use(form.format(credentials="", socket=server.socket, port=port, db=0), **options)
+    policies = [Policy(f"p{n}", (2, YEAR), algo=algo) for n, algo in enumerate(ALGORITHMS)]
+    decisions = [ask("alice", policies) for _ in range(3)]
+    assert [decision.allowed for decision in decisions] == [True, True, False]
+    assert [{each.current_count for each in decision.outcomes} for decision in decisions] == [{0}, {1}, {2}]
+    assert refund(decisions[0])
+    assert reset("alice", policies) == len(ALGORITHMS)
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_the_protocol_is_the_one_that_was_asked_for(ask, start, use, protocol):
+    server = start()
+    use(server.url, CONNECTION_POOL_KWARGS={"protocol": protocol})
+    ask("alice", ROOMY)
+    with onlooker(server.url) as client:
+        own = str(client.client_id())
+        # Servers before 7.0 do not tell.
+        spoken = [each.get("resp", str(protocol)) for each in client.client_list() if each["id"] != own]
+    assert spoken == [str(protocol)]
+
+
+@pytest.mark.parametrize(
+    ("alias", "message"),
+    [
+        ("locmem", "'locmem'.*LocMemCache.*use django_redis.cache.RedisCache or django.core.cache.*RedisCache"),
+        ("dummy", "'dummy'.*DummyCache.*use django_redis.cache.RedisCache or django.core.cache.*RedisCache"),
+        ("fakerdis", r"should name an alias in CACHES.*'fakerdis'.*did you mean 'fakeredis'\?"),
+        ("nowhere", "should name an alias in CACHES.*'nowhere'"),
+    ],
+    ids=["locmem", "dummy", "a misspelt one", "none"],
+)
+def test_a_cache_that_will_not_do_is_named_with_what_to_do(ask, settings, configure, alias, message):
+    settings.CACHES = {**settings.CACHES, "dummy": {"BACKEND": "django.core.cache.backends.dummy.DummyCache"}}
+    configure(CACHE=alias)
+    with pytest.raises(ImproperlyConfigured, match=rf"RATE_LIMITER\['CACHE'\] .*{message}"):
+        ask("alice", ROOMY)
+
+
+def test_another_entry_in_caches_is_followed_at_once(ask, start):
+    servers = [start(), start()]
+    for turn in range(5):
+        for server in servers:
+            entry = {"BACKEND": DJANGO_REDIS, "LOCATION": server.url}
+            with override_settings(CACHES={"default": entry}):
+                assert [ask("alice", ROOMY).current_count for _ in range(3)] == [3 * turn, 3 * turn + 1, 3 * turn + 2]
+
+
+def test_embedded_servers_are_separate(ask, settings, configure):
+    settings.CACHES = {**settings.CACHES, "one": embedded_redis(), "two": embedded_redis()}
+    for count in range(3):
+        for alias in ("one", "two"):
+            configure(CACHE=alias)
+            assert ask("alice", ROOMY).current_count == count
+
+
+def test_sync_and_async_share_an_embedded_server(configure):
+    configure(CACHE="fakeredis")
+    for count in range(0, 6, 2):
+        assert check("alice", ROOMY).current_count == count
+        assert asyncio.run(acheck("alice", ROOMY)).current_count == count + 1
+    assert backend.client("fakeredis").zcard("rlaas:rate_limit:p/alice") == 6

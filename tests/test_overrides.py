@@ -1,0 +1,179 @@
+"""What an operator makes hold for one identity: at once, everywhere, in the same round trip, until it ends."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import IntegrityError
+from django.test import override_settings
+from django.utils import timezone
+
+from rlaas_django import Policy, acheck, background, check, overrides, peek, refund
+from rlaas_django.limiter import give_back
+from rlaas_django.models import Override
+from rlaas_django.overrides import BLOCK, EVERY_POLICY, EXEMPT, LIMIT
+from rlaas_django.policy import ALGORITHMS
+
+HOUR = 3_600_000
+
+
+def override(kind: str, policy: str = EVERY_POLICY, limit: int | None = None, ms: int = HOUR, now: int | None = None):
+    until = (int(time.time() * 1000) if now is None else now) + ms
+    overrides.publish("alice", [overrides.Override("alice", policy, kind, until, limit)])
+
+
+async def test_who_is_blocked_is_refused_until_the_end_and_charged_nothing(server, algo, clock):
+    policy = Policy("p", "5/m", algo=algo)
+    override(BLOCK, now=clock.ms)
+    refused = check("alice", policy)
+    assert (refused.allowed, refused.remaining, refused.retry_after) == (False, 0, 3600.0)
+    assert not (await acheck("alice", policy)).allowed
+    assert check("bob", policy).allowed
+    clock.tick(HOUR)
+    assert check("alice", policy).current_count == 0
+
+
+def test_who_is_exempt_passes_and_is_not_counted(server, algo, clock):
+    policy = Policy("p", "2/m", algo=algo)
+    override(EXEMPT, now=clock.ms)
+    decisions = [check("alice", policy) for _ in range(9)]
+    assert all(decision.allowed for decision in decisions)
+    assert peek("alice", policy).current_count == 0
+    assert not refund(decisions[0])
+
+
+def test_another_limit_holds_with_the_usage_kept(server, algo, clock):
+    policy = Policy("p", "2/m", algo=algo)
+    check("alice", policy, cost=2)
+    assert not check("alice", policy).allowed
+    override(LIMIT, limit=4, now=clock.ms)
+    raised = check("alice", policy)
+    assert (raised.allowed, raised.limit, raised.current_count, raised.remaining) == (True, 4, 2, 1)
+    override(LIMIT, limit=1, now=clock.ms)
+    assert not check("alice", policy).allowed
+
+
+def test_one_for_a_policy_goes_before_one_for_all(client, clock):
+    until = clock.ms + HOUR
+    overrides.publish(
+        "alice",
+        [
+            overrides.Override("alice", EVERY_POLICY, BLOCK, until),
+            overrides.Override("alice", "free", EXEMPT, until),
+        ],
+    )
+    assert not check("alice", Policy("p", "5/m")).allowed
+    assert check("alice", Policy("free", "5/m")).allowed
+
+
+def test_a_blocked_identity_blocks_the_whole_request(clock):
+    overrides.publish("ip=203.0.113.9", [overrides.Override("ip=203.0.113.9", "a", BLOCK, clock.ms + HOUR)])
+    policies = [Policy("u", "5/m", key="user"), Policy("a", "5/m", key="ip")]
+    refused = check({"user": "alice", "ip": "203.0.113.9"}, policies)
+    assert (refused.allowed, refused.policy) == (False, "a")
+    assert peek("alice", policies[0]).current_count == 0
+
+
+def test_it_is_written_with_its_expiry_and_gone_when_none_is_left(client):
+    override(BLOCK)
+    assert 3_500_000 < client.pttl("rlaas:override:alice") <= HOUR
+    overrides.publish("alice", [])
+    assert not client.exists("rlaas:override:alice")
+
+
+@pytest.mark.parametrize("amount", [1, 3, 9])
+def test_units_are_given_back_newest_first_and_never_more_than_there_are(server, algo, amount, clock):
+    policy = Policy("p", "9/m", algo=algo)
+    for _ in range(5):
+        check("alice", policy)
+        clock.tick(10)
+    counted = peek("alice", policy).current_count
+    assert give_back("alice", policy, amount) == min(amount, counted)
+    assert peek("alice", policy).current_count == max(0, counted - amount)
+
+
+def test_giving_back_frees_the_newest_so_that_the_oldest_still_ends_first(server, clock):
+    for algo in ALGORITHMS[1:3]:
+        policy = Policy(algo, "3/m", algo=algo)
+        for _ in range(3):
+            check("alice", policy)
+            clock.tick(10_000)
+        give_back("alice", policy, 2)
+        assert peek("alice", policy).reset_after == 30.0
+        clock.tick(60_000)
+
+
+@pytest.mark.django_db
+class TestModel:
+    def set(self, kind=BLOCK, policy="", **rest):
+        until = timezone.now() + timedelta(hours=1)
+        return Override.set("alice", policy, kind, until, by="operator", reason="spam", **rest)
+
+    def test_it_holds_at_once_and_ends_at_once(self):
+        made = self.set()
+        assert not check("alice").allowed
+        made.end(by="operator")
+        assert check("alice").allowed
+        made.refresh_from_db()
+        assert (made.ended_by, made.created_by, made.reason) == ("operator", "operator", "spam")
+
+    def test_a_second_one_ends_the_first_which_stays_as_history(self):
+        self.set()
+        self.set(EXEMPT)
+        assert check("alice", cost=5).allowed
+        assert check("alice", cost=5).allowed
+        assert [each.kind for each in Override.objects.all()] == [EXEMPT, BLOCK]
+        assert Override.objects.active().count() == 1
+
+    def test_two_in_force_for_the_same_cannot_be(self):
+        self.set()
+        with pytest.raises(IntegrityError):
+            Override.objects.create(identity="alice", policy="", kind=BLOCK, until=timezone.now(), reason="again")
+
+    def test_they_survive_redis_restarted_empty(self, client):
+        self.set()
+        self.set(LIMIT, policy="default", limit=2)
+        client.flushdb()
+        assert check("alice").limit == 5
+        background.run()
+        assert client.exists(overrides.COMPLETE)
+        assert check("alice").limit == 2
+
+    def test_the_command_restores_them(self, client):
+        self.set()
+        client.flushdb()
+        output = StringIO()
+        call_command("rlaas", "restore", stdout=output)
+        assert "1 identities" in output.getvalue()
+        assert not check("alice").allowed
+
+    def test_the_command_says_when_redis_is_away(self):
+        gone = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+        with override_settings(CACHES=gone), pytest.raises(CommandError, match="Redis cannot be reached"):
+            call_command("rlaas", "restore")
+
+    def test_an_override_that_ran_out_is_not_restored(self, client):
+        made = self.set()
+        Override.objects.filter(pk=made.pk).update(until=timezone.now() - timedelta(seconds=1))
+        client.flushdb()
+        Override.restore()
+        assert check("alice").allowed
+
+    def test_what_changes_while_it_is_published_is_published_too(self, monkeypatch, client):
+        """Two admins at once: whoever writes last writes what the database has."""
+        real = overrides.publish
+        others = [lambda: self.set(EXEMPT)]
+
+        def publish(identity, found):
+            real(identity, found)
+            if others:
+                others.pop()()
+                real(identity, found)  # the slower of the two writes last, and what it wrote is old
+
+        monkeypatch.setattr(overrides, "publish", publish)
+        self.set()
+        assert client.hget("rlaas:override:alice", "*").startswith(b"exempt:")

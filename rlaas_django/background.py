@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from django.db import close_old_connections
+from django.db import connections
 
 INTERVAL = 0.8  # seconds between rounds, so that a second is kept with room
 
@@ -64,7 +64,7 @@ def _loop() -> None:
     while True:
         time.sleep(INTERVAL)
         run()
-        close_old_connections()  # of the database, which a job may have asked
+        connections.close_all()  # this thread's, to the database, which a job may have asked
 
 
 def _forget_after_fork() -> None:

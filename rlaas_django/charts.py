@@ -7,14 +7,15 @@ from datetime import datetime
 from typing import NamedTuple
 
 from django.utils import timezone
-from django.utils.formats import date_format
+from django.utils.formats import date_format, number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from .stats import Minute
 
-WIDTH, HEIGHT = 720, 120
+WIDTH, HEIGHT = 720, 100
+KINDS = ("allowed", "shadowed", "refused")  # from the ground up
 
 
 class Bar(NamedTuple):
@@ -42,31 +43,62 @@ def bars(minutes: Sequence[Minute], per_bar: int) -> list[Bar]:
 
 
 def chart(shown: Sequence[Bar], label: str) -> SafeString:
-    """Stacked bars: what was allowed below, what was refused above it."""
-    most = max((bar.total for bar in shown), default=0) or 1
+    """Stacked bars: what was allowed below, what was refused above it; the highest is as high as the chart."""
+    most = max((bar.total for bar in shown), default=0)
     width = WIDTH / max(1, len(shown))
-    parts = format_html_join("", "{}", ((_bar(bar, i * width, width, most),) for i, bar in enumerate(shown)))
     return format_html(
-        '<svg class="rlaas-chart" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">{}</svg>',
+        '<svg class="rlaas-chart" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">{}{}</svg>',
         WIDTH,
         HEIGHT,
         label,
-        parts,
+        format_html_join("", '<path class="rlaas-{}" d="{}"/>', _paths(shown, width, most or 1)),
+        # Beyond what is painted: the whole height of a bar tells what it is.
+        format_html_join(
+            "",
+            '<rect class="rlaas-span" x="{}" width="{}" height="{}"><title>{}</title></rect>',
+            ((_short(i * width), _short(width), HEIGHT, _title(bar)) for i, bar in enumerate(shown) if bar.total),
+        ),
     )
 
 
-def _bar(bar: Bar, x: float, width: float, most: int) -> SafeString:
-    title = _("%(time)s: %(allowed)d allowed, %(refused)d refused, %(shadowed)d would have been refused") % {
-        "time": date_format(bar.start, "H:i"),
-        "allowed": bar.allowed,
-        "refused": bar.refused,
-        "shadowed": bar.shadowed,
-    }
-    parts, y = [], float(HEIGHT)
-    for kind, number in (("allowed", bar.allowed), ("shadowed", bar.shadowed), ("refused", bar.refused)):
-        if number:
-            height = max(1.0, HEIGHT * number / most)
-            y -= height
-            parts.append((kind, f"{x + width * 0.1:.2f}", f"{max(0.0, y):.2f}", f"{width * 0.8:.2f}", f"{height:.2f}"))
-    rects = format_html_join("", '<rect class="rlaas-{}" x="{}" y="{}" width="{}" height="{}"></rect>', parts)
-    return format_html("<g><title>{}</title>{}</g>", title, rects)
+def axis(shown: Sequence[Bar]) -> SafeString:
+    """The times below a chart: its beginning, its middle and its end."""
+    if not shown:
+        return SafeString()
+    times = (shown[0].start, shown[len(shown) // 2].start, shown[-1].start)
+    return format_html(
+        '<div class="rlaas-axis" aria-hidden="true">{}</div>',
+        format_html_join("", "<span>{}</span>", ((date_format(time, "H:i"),) for time in times)),
+    )
+
+
+def _paths(shown: Sequence[Bar], width: float, most: int) -> list[tuple[str, str]]:
+    """One path per kind, which is a tenth of the text that a rectangle per bar would be."""
+    drawn: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for i, bar in enumerate(shown):
+        ground = float(HEIGHT)
+        for kind in KINDS:
+            number = getattr(bar, kind)
+            if number:
+                height = min(ground, max(2.0, HEIGHT * number / most))  # one refusal among thousands is seen too
+                x, wide = _short(i * width + width * 0.12), _short(width * 0.76)
+                drawn[kind].append(f"M{x} {_short(ground)}v-{_short(height)}h{wide}v{_short(height)}z")
+                ground -= height
+    return [(kind, "".join(parts)) for kind, parts in drawn.items() if parts]
+
+
+def _short(number: float) -> str:
+    return f"{number:.2f}".rstrip("0").rstrip(".")
+
+
+def _title(bar: Bar) -> str:
+    told = [_("%(number)s allowed") % {"number": _number(bar.allowed)}]
+    if bar.refused:
+        told.append(_("%(number)s refused") % {"number": _number(bar.refused)})
+    if bar.shadowed:
+        told.append(_("%(number)s would have been refused") % {"number": _number(bar.shadowed)})
+    return f"{date_format(bar.start, 'H:i')}: {', '.join(told)}"
+
+
+def _number(number: int) -> str:
+    return number_format(number, force_grouping=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django.db import models, transaction
@@ -72,18 +73,27 @@ class Override(models.Model):
     def set(cls, identity: str, policy: str, kind: str, until: datetime, *, by: object, **rest: Any) -> Override:
         """Let this hold from now on, instead of what held for the identity and policy before."""
         with transaction.atomic():
-            cls.objects.filter(identity=identity, policy=policy, ended_at=None).update(
-                ended_at=timezone.now(), ended_by=str(by)
-            )
+            cls._end(cls.objects.filter(identity=identity, policy=policy), by)
             override = cls.objects.create(
                 identity=identity, policy=policy, kind=kind, until=until, created_by=str(by), **rest
             )
-        cls.publish(identity)
+            cls._publish_both_ways(identity)
         return override
 
     def end(self, by: object) -> None:
-        type(self).objects.filter(pk=self.pk, ended_at=None).update(ended_at=timezone.now(), ended_by=str(by))
-        self.publish(self.identity)
+        with transaction.atomic():
+            self._end(type(self).objects.filter(pk=self.pk), by)
+            self._publish_both_ways(self.identity)
+
+    @staticmethod
+    def _end(overrides: models.QuerySet[Override], by: object) -> None:
+        overrides.filter(ended_at=None).update(ended_at=timezone.now(), ended_by=str(by))
+
+    @classmethod
+    def _publish_both_ways(cls, identity: str) -> None:
+        """Now, so that nothing is kept that Redis did not take; and when others can see it, who may act at once."""
+        cls.publish(identity)
+        transaction.on_commit(partial(cls.publish, identity), robust=True)
 
     @classmethod
     def publish(cls, identity: str) -> None:

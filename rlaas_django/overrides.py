@@ -9,6 +9,7 @@ them for good (models.Override); Redis has
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ EVERY_POLICY = "*"
 BLOCK, EXEMPT, LIMIT = "block", "exempt", "limit"
 COMPLETE = "rlaas:overrides"
 COMPLETE_TTL = 30 * 86_400
+BETWEEN_LOOKS = 30  # seconds
 
 # Writes them all again; set by the models, which keep them.
 restore: Callable[[], object] | None = None
@@ -51,9 +53,15 @@ def mark_complete() -> None:
 
 
 def restore_if_lost() -> None:
-    """Once a second of traffic: write them again when Redis was emptied."""
-    if restore is not None and backend.execute([("EXISTS", COMPLETE)]) == [0]:
+    """In the background: write them again when Redis was emptied. The database is not asked more than now and then."""
+    global _next_look
+    if restore is None or time.monotonic() < _next_look:
+        return
+    if backend.execute([("EXISTS", COMPLETE)]) == [0]:
+        _next_look = time.monotonic() + BETWEEN_LOOKS
         restore()
 
+
+_next_look = 0.0
 
 background.every_second(restore_if_lost)

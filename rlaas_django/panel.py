@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
+import re
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -10,15 +13,20 @@ from typing import Any, NamedTuple
 from django.contrib.auth import get_user_model
 from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.db.models import Q
+from django.utils.translation import gettext
 
 from . import backend, conf, decorators, identity, limiter, scripts, stats
 from .identity import PREFIX, Id, parse_key
+from .models import Override
 from .policy import Outcome, Policy, Rate
 
 PAGE = 50
 SCANS_PER_PAGE = 20  # of SCAN_COUNT keys each: what a page may cost, however many keys there are
 SCAN_COUNT = 1_000
 SEARCH_LIMIT = 20
+SAMPLE = 100  # keys looked at to tell what ours weigh
+
+_ID = re.compile(r"[!-.0-9;<>-z|~]+(=[!-.0-9;<>-z|~]+)?")  # what `identity` writes: printable, none of : / = { }
 
 
 class Row(NamedTuple):
@@ -27,10 +35,20 @@ class Row(NamedTuple):
     outcome: Outcome
     who: Who
     refused_today: int
+    override: Override | None = None  # that is in force
 
     @property
     def percent(self) -> int:
         return min(100, 100 * self.outcome.current_count // self.outcome.limit)
+
+    @property
+    def level(self) -> str:
+        """How near the limit is, in three steps."""
+        return "full" if self.percent >= 100 else "near" if self.percent >= stats.WATCH_FROM else "calm"
+
+    @property
+    def resets_in(self) -> str:
+        return duration(self.outcome.reset_after) if self.outcome.current_count else ""
 
 
 class Who(NamedTuple):
@@ -43,7 +61,26 @@ class Who(NamedTuple):
 
     @property
     def name(self) -> str:
-        return self.user.get_username() if self.user is not None else self.text or self.kind
+        if self.kind == "global":
+            return gettext("everyone")
+        return printable(self.text if self.user is None else self.user.get_username())
+
+    @property
+    def kind_name(self) -> str:
+        """What sort of identity it is, in words."""
+        names = {
+            "user": gettext("user"),
+            "ip": gettext("address"),
+            "token": gettext("token"),
+            "header": gettext("header"),
+            "global": gettext("all together"),
+        }
+        return names.get(self.kind, self.kind)
+
+    @property
+    def is_digest(self) -> bool:
+        """Whether the text is a hash, which tells a person nothing."""
+        return self.kind in ("token", "header") or self.text.startswith("blake2=")
 
 
 class ServerState(NamedTuple):
@@ -53,7 +90,31 @@ class ServerState(NamedTuple):
     version: str
     used_memory: int
     keys: int
+    our_memory: int | None  # an estimate; None where the server does not tell
     scripts: list[tuple[str, bool]]  # version, loaded
+
+
+def printable(text: str) -> str:
+    """Text with what cannot be seen, or would turn it around, written out: `a\\n`, `\\x1b`, `\\u202e`."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def duration(seconds: float) -> str:
+    """`38 s`, `4 min 10 s`, `2 h 5 min`, `3 d 4 h`; rounded up."""
+    if math.isinf(seconds):
+        return gettext("never")
+    left = math.ceil(seconds)
+    units = [(86_400, gettext("d")), (3_600, gettext("h")), (60, gettext("min")), (1, gettext("s"))]
+    for (size, unit), (smaller, name) in itertools.pairwise(units):
+        if left >= size:
+            rest = left % size // smaller
+            return f"{left // size} {unit} {rest} {name}" if rest else f"{left // size} {unit}"
+    return f"{left} {units[-1][1]}"
+
+
+def is_id(text: str) -> bool:
+    """Whether this can be an identity as it stands in a key."""
+    return len(text) <= 200 and _ID.fullmatch(text) is not None
 
 
 def policies() -> dict[str, Policy]:
@@ -78,8 +139,28 @@ def server_state() -> ServerState:
         version=f"{info.get('server_name', 'redis')} {info.get('valkey_version') or info.get('redis_version', '?')}",
         used_memory=int(info.get("used_memory", 0)),
         keys=size,
+        our_memory=_our_memory(size),
         scripts=[(script.version, bool(there)) for script, there in zip(used, loaded, strict=True)],
     )
+
+
+def _our_memory(size: int) -> int | None:
+    """Bytes of all keys that we wrote, reckoned from a few; the same few as long as the keys are."""
+    try:
+        ((_cursor, keys),) = backend.execute([("SCAN", 0, "COUNT", SAMPLE)])
+        ours = [key for key in keys if key.startswith(b"rlaas:")]
+        weights = [weight or 0 for weight in backend.execute([("MEMORY", "USAGE", key) for key in ours])]
+    except (backend.UnavailableError, TypeError):
+        return None
+    return size * sum(weights) // len(keys) if keys else 0
+
+
+def reachable() -> bool:
+    try:
+        backend.execute([("PING",)])
+    except backend.UnavailableError:
+        return False
+    return True
 
 
 def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
@@ -89,10 +170,19 @@ def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
     outcomes = limiter.peek_each(wanted)
     people = whoever({outcome.identity for outcome in outcomes})
     refused = stats.refused_today(sorted({policy.name for policy, _ in wanted}))
-    return [
-        Row(outcome, people[outcome.identity], refused.get((outcome.policy.name, outcome.identity), 0))
-        for outcome in outcomes
-    ]
+    held = in_force(people)
+    found = []
+    for outcome in outcomes:
+        who, name = outcome.identity, outcome.policy.name
+        override = held.get((who, name)) or held.get((who, ""))
+        found.append(Row(outcome, people[who], refused.get((name, who), 0), override))
+    return found
+
+
+def in_force(ids: Iterable[str]) -> dict[tuple[str, str], Override]:
+    """Overrides by identity and policy, in one query."""
+    found = Override.objects.active().filter(identity__in=list(ids))
+    return {(override.identity, override.policy): override for override in found}
 
 
 def watch_list(name: str | None = None) -> list[Row]:

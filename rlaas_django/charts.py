@@ -76,14 +76,14 @@ def _paths(shown: Sequence[Bar], width: float, most: int) -> list[tuple[str, str
     """One path per kind, which is a tenth of the text that a rectangle per bar would be."""
     drawn: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for i, bar in enumerate(shown):
-        ground = float(HEIGHT)
-        for kind in KINDS:
-            number = getattr(bar, kind)
-            if number:
-                height = min(ground, max(2.0, HEIGHT * number / most))  # one refusal among thousands is seen too
-                x, wide = _short(i * width + width * 0.12), _short(width * 0.76)
-                drawn[kind].append(f"M{x} {_short(ground)}v-{_short(height)}h{wide}v{_short(height)}z")
-                ground -= height
+        # One refusal among thousands is seen too, at the cost of what is highest.
+        heights = {kind: max(2.0, HEIGHT * number / most) for kind in KINDS if (number := getattr(bar, kind))}
+        if (beyond := sum(heights.values()) - HEIGHT) > 0:
+            heights[max(heights, key=lambda kind: heights[kind])] -= beyond
+        x, wide, ground = _short(i * width + width * 0.12), _short(width * 0.76), float(HEIGHT)
+        for kind, height in heights.items():
+            drawn[kind].append(f"M{x} {_short(ground)}v-{_short(height)}h{wide}v{_short(height)}z")
+            ground -= height
     return [(kind, "".join(parts)) for kind, parts in drawn.items() if parts]
 
 

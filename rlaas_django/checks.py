@@ -160,3 +160,7 @@ def _used_policies() -> Iterator[tuple[str, str | Policy]]:
         for view, gate in limit.gates.items():
             for policy in gate.policies:
                 yield view, policy
+        if not limit.gates:  # method_decorator shows us the view with its first request
+            for named in limit.limits:
+                if isinstance(named, (str, Policy)):
+                    yield "A method", named

@@ -13,6 +13,7 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
+from django.utils.decorators import method_decorator
 
 from .conf import with_head
 from .gate import Gate, Respond, aenter, enter
@@ -98,6 +99,10 @@ class Limit:
     def __init__(self, limits: tuple[Any, ...], options: dict[str, Any], group: str | None, gate: Gate) -> None:
         self.limits = tuple(map(_read, limits)) or (DEFAULT,)
         self.options, self.group, self.gate = options, group, gate
+        if not callable(gate.cost) and (type(gate.cost) is not int or gate.cost < 0):
+            raise PolicyError(
+                f"The cost {gate.cost!r} is not a whole number of at least 0, nor a function of a request."
+            )
         self.gates: dict[str, Gate] = {}  # by the name of the view
         named = [limit for limit in self.limits if isinstance(limit, (str, Policy))]
         if (options or group) and len(named) == len(self.limits):
@@ -118,9 +123,12 @@ class Limit:
     def gate_for(self, view: Any) -> Gate:
         """method_decorator decorates anew for each request, so the gates are kept."""
         name = _view_name(view)
-        if name not in self.gates:
-            self.gates[name] = replace(self.gate, policies=self._policies(self.group or name))
-        return self.gates[name]
+        if name in self.gates:
+            return self.gates[name]
+        gate = replace(self.gate, policies=self._policies(self.group or name))
+        if view.__module__ != method_decorator.__module__:  # which tries a decorator out on a function of its own
+            self.gates[name] = gate
+        return gate
 
     def _policies(self, name: str) -> tuple[str | Policy, ...]:
         """The policies, the rates among them named after the view; of several, each with its window."""
@@ -133,7 +141,8 @@ class Limit:
             ending = "" if len(rates) == 1 else f"-{_ending(limit, rates)}"
             policies.append(Policy(_policy_name(name, ending), limit, **self.options))
         if len({str(policy) for policy in policies}) < len(policies):
-            raise PolicyError("rate_limit: two limits are the same policy, or two rates are over the same window.")
+            listed = ", ".join(map(str, self.limits))
+            raise PolicyError(f"{listed}: two of these are the same policy, or two rates over the same window.")
         return tuple(policies)
 
 
@@ -162,17 +171,34 @@ def _policy_name(name: str, ending: str) -> str:
 
 
 def _view_name(view: Any) -> str:
-    owner = getattr(getattr(view, "func", None), "__self__", None)  # the view of a class, as method_decorator binds it
+    owner, method = _owner(view)
     if owner is not None:
-        method = "" if view.__name__ == "dispatch" else f".{view.__name__}"
-        return f"{type(owner).__module__}.{type(owner).__qualname__}{method}"
+        return _class_name(type(owner)) + ("" if method == "dispatch" else f".{method}")
+    if (view_class := getattr(view, "view_class", getattr(view, "cls", None))) is not None:  # what as_view() made
+        return _class_name(view_class)
     named = view.func if isinstance(view, functools.partial) else view
     return f"{named.__module__}.{getattr(named, '__qualname__', type(named).__qualname__)}"
 
 
+def _class_name(view: type) -> str:
+    # Django REST framework's @api_view makes a class that is only called like the function.
+    name = view.__qualname__ if view.__qualname__.endswith(view.__name__) else view.__name__
+    return f"{view.__module__}.{name}"
+
+
+def _owner(view: Any) -> tuple[Any, str]:
+    """The object whose method this is, below other decorators, as method_decorator binds it; and the method's name."""
+    while view is not None:
+        bound: Any = getattr(view, "func", None)
+        if getattr(bound, "__self__", None) is not None:
+            return bound.__self__, bound.__name__
+        view = getattr(view, "__wrapped__", None)
+    return None, ""
+
+
 def _is_async_dispatch(view: Any) -> bool:
     """A class-based view's dispatch is no coroutine function even when its handlers are."""
-    return bool(getattr(getattr(getattr(view, "func", None), "__self__", None), "view_is_async", False))
+    return bool(getattr(_owner(view)[0], "view_is_async", False))
 
 
 def _limited_function(view: View, gate: Gate) -> View:
@@ -192,7 +218,9 @@ def _limited_function(view: View, gate: Gate) -> View:
 
 
 def _limited_class(view: type, gate: Gate) -> type:
-    dispatch = view.dispatch  # type: ignore[attr-defined]
+    dispatch = getattr(view, "dispatch", None)
+    if dispatch is None:
+        raise TypeError(f"@rate_limit is for views, and {view.__qualname__} is none: it has no dispatch method.")
 
     @functools.wraps(dispatch)
     def limited(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:

@@ -125,21 +125,23 @@ Steps = Generator[Step, Any, Any]
 
 
 def _do(steps: Steps) -> Any:
-    try:
-        step = next(steps)
-        while True:
-            step = steps.send(step.function(*step.args, **step.options))
-    except StopIteration as done:
-        return done.value
+    result = None
+    while True:
+        try:
+            step = steps.send(result)
+        except StopIteration as done:  # of the steps; one out of a function of the site's passes below
+            return done.value
+        result = step.function(*step.args, **step.options)
 
 
 async def _ado(steps: Steps) -> Any:
-    try:
-        step = next(steps)
-        while True:
-            step = steps.send(await step.twin(*step.args, **step.options))
-    except StopIteration as done:
-        return done.value
+    result = None
+    while True:
+        try:
+            step = steps.send(result)
+        except StopIteration as done:
+            return done.value
+        result = await step.twin(*step.args, **step.options)
 
 
 class Passage:
@@ -154,6 +156,8 @@ class Passage:
         """Ask; the refusal, or None to go on."""
         gate, request = self.gate, self.request
         if not conf.config().enabled or (gate.methods is not None and request.method not in gate.methods):
+            if not self.visit.outcomes:
+                _annotate(request, limiter.unlimited())
             return None
         policies = [conf.config().policy(each) if isinstance(each, str) else each for each in gate.policies]
         if any(map(needs_user, policies)) or callable(gate.cost):
@@ -177,13 +181,15 @@ class Passage:
         return response
 
     def after(self, response: HttpResponseBase) -> Steps:
+        if not isinstance(response, HttpResponseBase):
+            return  # Django tells the view's author
         if self.decision is not None and self.gate.charge_when is not None and not self.gate.charge_when(response):
             yield from self._give_back(self.decision)
         self._add_headers(response)
 
     def failed(self) -> Steps:
         """The view raised: it counts as charged, unless the gate says otherwise."""
-        if self.decision is not None and self.gate.charge_when is not None and not self.gate.charge_on_error:
+        if self.decision is not None and not self.gate.charge_on_error:
             yield from self._give_back(self.decision)
 
     def _give_back(self, decision: Decision) -> Steps:
@@ -261,7 +267,14 @@ def _both(respond: Respond) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """A site's own response may come from a sync or an async function, and is wanted both ways."""
     if iscoroutinefunction(respond):
         return async_to_sync(respond), respond
-    return respond, sync_to_async(respond)
+
+    def in_a_thread(request: HttpRequest, decision: Decision) -> Any:
+        try:
+            return respond(request, decision)
+        except StopIteration as error:  # a future cannot carry one, and would never end
+            raise RuntimeError("The response function raised StopIteration.") from error
+
+    return respond, sync_to_async(in_a_thread)
 
 
 def _log(request: HttpRequest, outcome: Outcome) -> None:

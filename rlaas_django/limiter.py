@@ -63,6 +63,11 @@ def peek_each(pairs: Sequence[tuple[Policy, str]]) -> tuple[Outcome, ...]:
     return tuple(outcomes)
 
 
+def unlimited() -> Decision:
+    """The decision where nothing was asked: rate limiting is off, or does not concern this request."""
+    return Decision(True, (failure.unasked(conf.config().policy(DEFAULT), ""),))
+
+
 def reset(identity: Identity, policy: Policies = None) -> int:
     """Forget what an identity used, whichever algorithm counted it; the number of keys that were there."""
     return int(backend.run(_plan_reset(identity, policy)))

@@ -57,3 +57,12 @@ def configure(settings):
         settings.RATE_LIMITER = {**getattr(settings, "RATE_LIMITER", {}), **options}
 
     return set_keys
+
+
+@pytest.fixture
+def no_views():
+    """As in a site without decorated views; those of other tests are none of the checks' business."""
+    views = set(decorators.in_use)
+    decorators.in_use.clear()
+    yield
+    decorators.in_use.update(views)

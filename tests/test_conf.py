@@ -5,6 +5,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from rlaas_django import check, checks, conf, peek, policy
 
+pytestmark = pytest.mark.usefixtures("no_views")
+
 
 def test_without_a_setting_the_documents_defaults_hold():
     default = conf.config().policy("default")

@@ -22,6 +22,7 @@ def blocks(text: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.usefixtures("no_views")
 @pytest.mark.parametrize("page", PAGES)
 async def test_the_python_of_the_documentation_runs(page, settings):
     """Settings hold for what follows them, and the first ones for all; views answer; tests pass."""

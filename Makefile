@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint format servers matrix bench clean
+.PHONY: help install run test browser lint format servers matrix bench clean
 
 help: ## List what can be done
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -22,8 +22,21 @@ $(VENV)/.installed: pyproject.toml
 
 install: $(VENV)/.installed ## Make the environment
 
+run: $(VENV)/.installed ## Run the demo, on port 8000 or PORT=...
+	@PORT="$(PORT)" exec $(BIN)/python -m example_project
+
 test: $(VENV)/.installed ## Run every test, on a real server
 	$(BIN)/python -m pytest $(ARGS)
+
+browser: $(VENV)/.installed ## Try the demo and the admin in a real Chromium
+	@command -v chromium >/dev/null 2>&1 || { \
+	  command -v apt-get >/dev/null 2>&1 \
+	    || { echo "There is no chromium on PATH, and no apt-get to install it with: please install Chromium." >&2; exit 1; }; \
+	  echo "Installing chromium ..."; \
+	  if [ "$$(id -u)" != 0 ]; then sudo=sudo; else sudo=; fi; \
+	  $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends chromium; \
+	}
+	RLAAS_BROWSER=1 $(BIN)/python -m pytest tests/browser $(ARGS)
 
 lint: $(VENV)/.installed ## Check style and types
 	$(BIN)/ruff check .
@@ -44,4 +57,4 @@ bench: $(VENV)/.installed ## Measure
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## Remove what was made here
-	rm -rf $(VENV) .tox .servers .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* htmlcov build dist
+	rm -rf $(VENV) .tox .servers .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* htmlcov build dist

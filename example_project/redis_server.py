@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -58,6 +61,7 @@ class Server:
             stdout=log,
             stderr=log,
             start_new_session=True,  # a Ctrl-C in the terminal stops us first, then we stop it
+            preexec_fn=_end_with_the_parent,
         )
         log.close()
         deadline = time.monotonic() + 20
@@ -90,6 +94,13 @@ class Server:
         except subprocess.TimeoutExpired:
             self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _end_with_the_parent() -> None:
+    """A parent that is killed cannot stop its server; on Linux the kernel does."""
+    if sys.platform == "linux":
+        parent_death_signal = 1
+        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGTERM)
 
 
 def start(*options: str) -> Server:

@@ -203,7 +203,7 @@ class Passage:
         stats.note(decision, self.request.method or "", self.request.path)
         refused = [] if decision.degraded else [outcome for outcome in decision.outcomes if not outcome.allowed]
         for outcome in refused:
-            _log(self.request, outcome)
+            _log(self.request, outcome, self.gate.block)
         if refused:
             facts = {"request": self.request, "decision": decision}
             yield Step(signals.tell, signals.atell, (signals.rate_limited,), facts)
@@ -277,10 +277,11 @@ def _both(respond: Respond) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return respond, sync_to_async(in_a_thread)
 
 
-def _log(request: HttpRequest, outcome: Outcome) -> None:
+def _log(request: HttpRequest, outcome: Outcome, block: bool) -> None:
+    what = "refused" if block else "over the limit"
     log.warning(
         "%s policy=%s identity=%s count=%d/%d retry_after=%.3f %s %s",
-        "would refuse" if outcome.policy.shadow else "refused",
+        "would be refused" if outcome.policy.shadow else what,
         outcome.policy,
         outcome.identity,
         outcome.current_count,

@@ -66,7 +66,15 @@ def whole_seconds(wait: float) -> int:
 
 # Structured fields (RFC 9651). A policy's name has no character that its quotes would have to escape.
 def _policy_item(outcome: Outcome) -> str:
-    return f'"{outcome.policy.name}";q={outcome.limit};w={outcome.policy.window}'
+    return f'"{outcome.policy.name}";q={outcome.limit};w={_window(outcome)}'
+
+
+def _window(outcome: Outcome) -> int:
+    """The seconds in which the quota comes back: of a bucket, the time to fill it, so that q / w is its rate."""
+    policy = outcome.policy
+    if policy.burst is None or outcome.limit != policy.burst:
+        return policy.window
+    return math.ceil(policy.window * policy.burst / policy.fixed_rate.limit)
 
 
 def _usage_item(outcome: Outcome) -> str:

@@ -1,0 +1,180 @@
+"""The cards of the start page: which view each tries, and what it says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from django.urls import reverse
+from django.utils.safestring import SafeString
+
+from . import settings, source, views
+
+TRY, TRY_FORM, TRY_TOKENS, OPEN = "try", "form", "tokens", "open"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One limited view, and how to try it."""
+
+    view: Callable[..., Any]
+    label: str = ""  # among the panels of a card
+    text: str = ""
+    control: str = TRY
+    before: str = ""  # source that the view's own does not show
+
+    @property
+    def name(self) -> str:
+        return self.view.__name__
+
+    @property
+    def url(self) -> str:
+        return reverse(self.name)
+
+    @property
+    def code(self) -> SafeString:
+        return source.highlighted("\n\n".join(filter(None, [self.before, source.of_function(self.view)])))
+
+
+@dataclass(frozen=True)
+class Card:
+    title: str
+    text: str
+    panels: tuple[Panel, ...]
+    slug: str
+
+    @classmethod
+    def of(cls, title: str, text: str, *panels: Panel, slug: str = "") -> Card:
+        return cls(title, text, panels, slug or panels[0].name)
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    cards: tuple[Card, ...]
+
+
+SECTIONS = (
+    Section(
+        "On a view",
+        (
+            Card.of(
+                "The default policy",
+                "One word limits a view. The settings give the rate, five requests in 20 seconds, and it is counted "
+                "per user, or per address for anyone not logged in.",
+                Panel(views.bare),
+            ),
+            Card.of(
+                "A rate of its own",
+                "A rate written on a view is that view's own counter. This one counts by address, so acting as "
+                "somebody else does not help.",
+                Panel(views.inline),
+            ),
+            Card.of(
+                "Several limits, one decision",
+                "Who, with which token, from where: three policies are asked in one round trip. All are charged, or "
+                "none. Press ten times, a few times over, and watch another policy refuse.",
+                Panel(views.several, control=TRY_TOKENS),
+            ),
+            Card.of(
+                "An async view",
+                "The same decorator. The limiter awaits Redis natively, without a thread.",
+                Panel(views.asynchronous),
+            ),
+            Card.of(
+                "A rate per plan",
+                "A rate may be a function of the request. Act as alice, bob or carol: eight requests, three, or no "
+                "limit at all.",
+                Panel(views.by_plan, before=source.of_function(views.rate_of_plan)),
+            ),
+        ),
+    ),
+    Section(
+        "What is charged",
+        (
+            Card.of(
+                "Only failures",
+                "Three wrong passwords in 30 seconds, and the door stays shut. A right one costs nothing, however "
+                "often. The password of alice, bob and carol is “demo”.",
+                Panel(views.log_in, control=TRY_FORM),
+            ),
+            Card.of(
+                "An expensive request",
+                "Each request takes three of ten units. The fourth does not fit, and takes nothing.",
+                Panel(views.export),
+            ),
+        ),
+    ),
+    Section(
+        "How it is counted",
+        (
+            Card.of(
+                "Five algorithms",
+                "The same rate, five ways to count. Press ten times and see how each one recovers.",
+                Panel(
+                    views.fixed_window,
+                    "Fixed window",
+                    "One number. It starts anew every ten seconds by the clock, so twice the limit fits around a "
+                    "boundary.",
+                ),
+                Panel(
+                    views.sliding_window,
+                    "Sliding window",
+                    "The default. Exact: in any ten seconds at most five. Each request makes room again ten seconds "
+                    "after it came.",
+                ),
+                Panel(
+                    views.sliding_window_compact,
+                    "Compact",
+                    "The sliding window's verdicts, to the millisecond, in a sixtieth of the memory at 1000 requests "
+                    "a minute.",
+                ),
+                Panel(
+                    views.sliding_window_counter,
+                    "Counter",
+                    "Two numbers, weighed by time: close to the sliding window, and never larger than this.",
+                ),
+                Panel(
+                    views.token_bucket,
+                    "Token bucket",
+                    "Eight at once, then one every two seconds: a burst is welcome, a stream is not.",
+                ),
+                slug="algorithms",
+            ),
+        ),
+    ),
+    Section(
+        "Gentler than a refusal",
+        (
+            Card.of(
+                "A rehearsal",
+                "In shadow a policy counts, logs and sends its signal, and refuses nobody. Nor does it show in the "
+                "headers. So a new limit can be tried on real traffic.",
+                Panel(views.shadow),
+            ),
+            Card.of(
+                "The view decides",
+                "With block=False the view always runs, and finds the decision on the request.",
+                Panel(views.feed),
+            ),
+        ),
+    ),
+    Section(
+        "Around the views",
+        (
+            Card.of(
+                "Without a decorator",
+                "The middleware limits paths by the settings alone; the view knows nothing of it.",
+                Panel(views.report, before=source.of_variable(settings, "RATE_LIMITER")),
+            ),
+            Card.of(
+                "A page for people",
+                "Programs get problem details as JSON; browsers get a page. This site has its own, in "
+                "templates/rlaas_django/429.html.",
+                Panel(views.second_visit, control=OPEN),
+            ),
+        ),
+    ),
+)
+PANELS = {panel.name: panel for section in SECTIONS for card in section.cards for panel in card.panels}

@@ -1,0 +1,74 @@
+"""The start page and what its script asks for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth import get_user_model, login, logout
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_GET, require_POST
+
+from rlaas_django import peek, reset
+
+from .cards import PANELS, SECTIONS
+from .figures import figures
+from .middleware import policies_at
+from .people import PEOPLE
+
+
+def in_demo_only(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """For views that no site on the network should have."""
+
+    @functools.wraps(view)
+    def guarded(*args: Any, **kwargs: Any) -> HttpResponse:
+        if not settings.DEBUG:
+            raise Http404
+        return view(*args, **kwargs)
+
+    return guarded
+
+
+def asking(request: HttpRequest) -> dict[str, Any]:
+    """Who is asking, a name for each kind of key."""
+    token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    return {"user": request.user.pk, "ip": request.META["REMOTE_ADDR"], "token": token}
+
+
+@require_GET
+def start(request: HttpRequest) -> HttpResponse:
+    return render(request, "demo/start.html", {"sections": SECTIONS, "people": [*PEOPLE, ""]})
+
+
+@require_GET
+def counters(request: HttpRequest) -> JsonResponse:
+    """The figures of each panel, looked at without charging anything."""
+    found = {}
+    for name, panel in PANELS.items():
+        if policies := policies_at(panel.url, request):
+            found[name] = [figures(outcome) for outcome in peek(asking(request), policies).outcomes]
+    return JsonResponse(found)
+
+
+@require_POST
+@in_demo_only
+def reset_panel(request: HttpRequest, name: str) -> JsonResponse:
+    """Forget what this visitor used of a view's limits."""
+    if name not in PANELS:
+        raise Http404
+    policies = policies_at(PANELS[name].url, request)
+    return JsonResponse({"keys": reset(asking(request), policies) if policies else 0})
+
+
+@require_POST
+@in_demo_only
+def act_as(request: HttpRequest) -> HttpResponse:
+    """Log in as one of the demo's people without a password, or as nobody."""
+    username = request.POST.get("username", "")
+    logout(request)
+    if username:
+        login(request, get_object_or_404(get_user_model(), username=username, username__in=PEOPLE))
+    return redirect("start")

@@ -1,0 +1,87 @@
+"""Settings of the demo. What a site needs for its rate limits is at the end; the rest is any Django project's."""
+
+import os
+from pathlib import Path
+
+from example_project import redis_server
+
+BASE_DIR = Path(__file__).resolve().parent
+DEMO_DIR = Path(os.environ.get("DEMO_DIR") or BASE_DIR.parent / ".demo")
+DEMO_DIR.mkdir(parents=True, exist_ok=True)
+
+DEBUG = True
+SECRET_KEY = "demo"
+ALLOWED_HOSTS = ["127.0.0.1", "localhost"]
+ROOT_URLCONF = "example_project.urls"
+WSGI_APPLICATION = "example_project.wsgi.application"
+ASGI_APPLICATION = "example_project.asgi.application"
+USE_TZ = True
+STATIC_URL = "/static/"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": DEMO_DIR / "db.sqlite3"}}
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.messages",
+    "django.contrib.sessions",
+    "django.contrib.staticfiles",
+    "rlaas_django",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "example_project.middleware.content_security_policy",
+    "example_project.middleware.remember_policies",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "rlaas_django.middleware.RateLimitMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],  # before the apps', so that its 429 page is the site's own
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+# On the terminal: what was refused, and errors; not every request.
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"plain": {"format": "{levelname} {name}: {message}", "style": "{"}},
+    "handlers": {"terminal": {"class": "logging.StreamHandler", "formatter": "plain"}},
+    "loggers": {
+        "rlaas_django": {"handlers": ["terminal"], "level": "WARNING"},
+        "django.request": {"level": "ERROR"},
+        "django.server": {"level": "ERROR"},
+    },
+}
+
+CACHES = {
+    "default": {
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": redis_server.url(),
+        "OPTIONS": {"SOCKET_TIMEOUT": 1, "SOCKET_CONNECT_TIMEOUT": 1},
+    }
+}
+RATE_LIMITER = {
+    "MAX_REQUESTS": 5,  # the default policy: so many requests
+    "WINDOW_SIZE": 20,  # in so many seconds
+    "POLICIES": {"reports": {"rate": "3/15s", "key": "ip"}},
+    "MIDDLEWARE": [
+        {"path": "/try/report/", "policies": ["reports"]},
+        {"path": "/", "exempt": True},  # the rest: decorators
+    ],
+}

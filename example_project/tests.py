@@ -1,0 +1,190 @@
+"""Tests of the demo under its own settings, and an example of testing a site with rate limits.
+
+They run as a part of `make test`, or alone: python -m pytest --ds example_project.settings example_project/tests.py
+"""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+
+from example_project import people
+from example_project.cards import PANELS
+from rlaas_django.testing import embedded_redis, frozen_clock
+
+ALLOWED = {
+    "bare": 5,
+    "inline": 3,
+    "several": 5,
+    "asynchronous": 4,
+    "by_plan": 3,
+    "log_in": 3,
+    "export": 3,
+    "fixed_window": 5,
+    "sliding_window": 5,
+    "sliding_window_compact": 5,
+    "sliding_window_counter": 5,
+    "token_bucket": 8,
+    "report": 3,
+    "second_visit": 1,
+}
+NEVER_REFUSED = ("shadow", "feed")
+
+each_refusing_view = pytest.mark.parametrize("name", ALLOWED)
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup, django_db_blocker):  # noqa: ARG001
+    with django_db_blocker.unblock():
+        people.create()
+
+
+@pytest.fixture(autouse=True)
+def clock(db, settings):  # noqa: ARG001
+    """An empty Redis and a clock that stands still, for each test."""
+    settings.DEBUG = True
+    settings.CACHES = {"default": embedded_redis()}
+    with frozen_clock() as clock:
+        yield clock
+
+
+@pytest.fixture
+def ask(client):
+    """Ask a limited view; the log-in with a wrong password."""
+
+    def ask(name, **headers):
+        guess = {"username": "alice", "password": "wrong"}
+        path = f"/try/{name}/"
+        return client.post(path, guess) if name == "log_in" else client.get(path, headers=headers)
+
+    return ask
+
+
+@pytest.fixture
+def act_as(client):
+    def act_as(name):
+        assert client.post("/act-as/", {"username": name}).status_code == 302
+
+    return act_as
+
+
+@each_refusing_view
+def test_a_view_allows_what_its_rate_says(ask, name):
+    statuses = [ask(name).status_code for _ in range(ALLOWED[name] + 2)]
+    assert statuses[-2:] == [429, 429]
+    assert 429 not in statuses[:-2]
+
+
+@each_refusing_view
+def test_who_waits_is_allowed_again(ask, clock, name):
+    while (response := ask(name)).status_code != 429:
+        pass
+    clock.tick(int(response["Retry-After"]) * 1000)
+    assert ask(name).status_code != 429
+
+
+@each_refusing_view
+def test_a_reset_forgets_what_was_used(ask, client, name):
+    while ask(name).status_code != 429:
+        pass
+    assert client.post(f"/reset/{name}/").json()["keys"] > 0
+    assert ask(name).status_code != 429
+
+
+@pytest.mark.parametrize("name", NEVER_REFUSED)
+def test_a_gentle_limit_answers_and_tells(ask, name):
+    responses = [ask(name) for _ in range(4)]
+    assert [response.status_code for response in responses] == [200] * 4
+    assert [response.json()["figures"][0]["allowed"] for response in responses] == [True, True, True, False]
+
+
+def test_every_view_has_a_test():
+    assert {*ALLOWED, *NEVER_REFUSED} == {*PANELS}
+
+
+def test_three_policies_count_by_user_token_and_address(ask, act_as):
+    for _ in range(5):
+        ask("several", authorization="Bearer red")
+    assert ask("several", authorization="Bearer red").json()["violated-policies"] == ["person"]
+    act_as("bob")
+    for _ in range(3):
+        ask("several", authorization="Bearer red")
+    assert ask("several", authorization="Bearer red").json()["violated-policies"] == ["token"]
+    assert ask("several", authorization="Bearer blue").status_code == 200
+
+
+def test_a_right_password_costs_nothing(ask, client):
+    for _ in range(5):
+        right = client.post("/try/log_in/", {"username": "alice", "password": people.PASSWORD})
+        assert (right.status_code, right["X-RateLimit-Remaining"]) == (200, "3")
+    assert [ask("log_in").status_code for _ in range(4)] == [401, 401, 401, 429]
+
+
+@pytest.mark.parametrize(("name", "limit"), [("alice", "8"), ("bob", "3"), ("carol", None), ("", "3")])
+def test_a_plan_decides(ask, act_as, name, limit):
+    act_as(name)
+    assert ask("by_plan").headers.get("X-RateLimit-Limit") == limit
+
+
+def test_the_counters_are_those_of_who_looks(ask, act_as, client):
+    def count():
+        return client.get("/counters/").json()["bare"][0]["count"]
+
+    act_as("alice")
+    ask("bare")
+    ask("bare")
+    assert count() == 2
+    act_as("bob")
+    ask("bare")
+    assert count() == 1
+    act_as("alice")
+    assert count() == 2
+
+
+def test_the_page_quotes_what_runs(client):
+    page = client.get("/").content.decode()
+    assert '<span class="decorator">@</span><span class="decorator">rate_limit</span>' in page
+    assert "RATE_LIMITER = {" in page
+    for name in PANELS:
+        assert f'<span class="name">{name}</span>(request)' in page
+
+
+@pytest.mark.parametrize("path", ["/", "/try/second_visit/"])
+def test_nothing_is_inline_or_from_elsewhere(client, path):
+    page = client.get(path, follow=True, headers={"Accept": "text/html"})
+    assert page["Content-Security-Policy"] == "default-src 'self'"
+    for word in (" style=", "<style", "onclick=", "//"):
+        assert word not in page.content.decode()
+
+
+def test_browsers_get_the_sites_own_429_page(client):
+    page = client.get("/try/second_visit/", follow=True, headers={"Accept": "text/html"})
+    assert page.status_code == 429
+    assert "Too many requests" in page.content.decode()
+    assert "Back to the demo" in page.content.decode()
+
+
+def test_one_can_act_as_the_people_only(client):
+    assert client.post("/act-as/", {"username": people.ADMIN}).status_code == 404
+    assert "_auth_user_id" not in client.session
+
+
+def test_the_admin_can_log_in(client):
+    assert client.login(username=people.ADMIN, password=people.ADMIN)
+    assert client.get("/admin/").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/act-as/", "/reset/bare/", "/try/log_in/"])
+def test_what_changes_something_wants_a_post_and_a_token(client, path):
+    assert Client(enforce_csrf_checks=True).post(path).status_code == 403
+    assert client.get(path).status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/act-as/", "/reset/bare/"])
+def test_only_a_demo_has_it(client, settings, path):
+    settings.DEBUG = False
+    assert client.post(path).status_code == 404
+
+
+def test_there_is_nothing_to_reset_by_another_name(client):
+    assert client.post("/reset/nothing/").status_code == 404

@@ -1,0 +1,18 @@
+from django.contrib import admin
+from django.templatetags.static import static
+from django.urls import path
+from django.views.generic import RedirectView
+
+from . import pages
+from .cards import PANELS
+
+urlpatterns = [
+    path("", pages.start, name="start"),
+    path("counters/", pages.counters, name="counters"),
+    path("reset/<str:name>/", pages.reset_panel, name="reset"),
+    path("act-as/", pages.act_as, name="act_as"),
+    path("admin/", admin.site.urls),
+    path("favicon.ico", RedirectView.as_view(url=static("demo/icon.svg"))),
+    # Each limited view under its own name: /try/bare/, /try/inline/ ...
+    *[path(f"try/{name}/", panel.view, name=name) for name, panel in PANELS.items()],
+]

@@ -107,7 +107,8 @@ class ActionForm(forms.Form):
             try:
                 Rate(data["amount"], self.policies[name].window)
             except PolicyError as error:
-                self.add_error("amount", str(error))
+                self.add_error("amount", str(error))  # which takes the amount out of the data
+                return
 
 
 @admin.register(RateLimit)
@@ -188,7 +189,8 @@ class RateLimitAdmin(_ModelAdmin):
         series = stats.minutes(policies)
         summaries = [_summary(policies[name], series[name]) for name in sorted(policies)]
         summaries.sort(key=lambda each: (-each["hour_refused"], -each["hour_shadowed"], -each["hour_total"]))
-        top = sorted(stats.refused_today(policies).items(), key=lambda item: -item[1])[:10]
+        enforced = [name for name, policy in policies.items() if not policy.shadow]
+        top = sorted(stats.refused_today(enforced).items(), key=lambda item: -item[1])[:10]
         people = panel.whoever({who for (_name, who), _number in top})
         context = {
             "title": _("Rate limits"),
@@ -215,8 +217,8 @@ class RateLimitAdmin(_ModelAdmin):
             found = panel.search(text)
             rows = [row for row in panel.identity_rows(*found) if name in (None, row.outcome.policy.name)]
             rows = [row for row in rows if row.outcome.current_count or row.refused_today or row.override]
-            idle = list(panel.whoever(set(found) - {row.who.id for row in rows}).values())
-            idle.sort(key=lambda who: (who.user is None, who.name))
+            others = panel.whoever(set(found) - {row.who.id for row in rows}).values()
+            idle = sorted((who for who in others if who.user or not rows), key=lambda who: (who.user is None, who.name))
         elif tab == "active":
             start = request.GET.get("cursor", "0")
             rows, cursor, looked_at = panel.active(int(start) if start.isdecimal() else 0, name)
@@ -242,7 +244,7 @@ class RateLimitAdmin(_ModelAdmin):
         if not panel.is_id(who):
             return HttpResponseRedirect(self._url("users", **({"q": who} if who else {})))
         policies = panel.policies()
-        rows = panel.identity_rows(who)
+        rows = sorted(panel.identity_rows(who), key=lambda row: (-row.percent, row.outcome.policy.name))
         names = [row.outcome.policy.name for row in rows]
         refusals = [refusal for refusal in stats.refusals(names) if refusal.identity == who][:100]
         history = list(Override.objects.filter(identity=who)[:20])
@@ -298,6 +300,8 @@ class RateLimitAdmin(_ModelAdmin):
 
     def shadow(self, request: HttpRequest) -> HttpResponse:
         policies = {name: policy for name, policy in panel.policies().items() if policy.shadow}
+        if not policies:
+            panel.ping()  # nothing else here would tell that there is no Redis
         series = stats.minutes(policies)
         refused = stats.refused_today(policies)
         ranked = {
@@ -494,6 +498,8 @@ def sentence(refusal: stats.Refusal, history: Sequence[Override] = ()) -> str:
         if blocks and _is_in_force(override, at):
             words["reason"] = override.reason
             return _("Blocked (%(reason)s), refused at %(time)s on %(request)s") % words
+    if refusal.shadow:
+        return _("%(count)d of %(limit)d in %(window)s, would have been refused at %(time)s on %(request)s") % words
     words["why"] = _("%(count)d of %(limit)d in %(window)s, refused at %(time)s on %(request)s") % words
     if refusal.retry_after is None:
         return _("%(why)s: more than the limit can ever give") % words

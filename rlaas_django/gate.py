@@ -17,7 +17,7 @@ from django.http.response import HttpResponseBase
 
 from . import backend, conf, limiter, log, responses, signals, stats
 from .identity import Requester, needs_user
-from .policy import DEFAULT, Decision, Outcome, Policy, PolicyError, Rate
+from .policy import DEFAULT, Decision, Outcome, Policy, PolicyError, Rate, strictest
 
 Respond = Callable[[HttpRequest, Decision], Any]
 
@@ -42,12 +42,15 @@ class Visit:
         self.outcomes: dict[str, Outcome] = {}
         self.decisions: list[Decision] = []
         self.costs: dict[str, int] = {}
+        self.degraded: set[str] = set()
 
     def add(self, decision: Decision, cost: int) -> None:
         self.decisions.append(decision)
         for outcome in decision.outcomes:
             self.outcomes[outcome.policy.name] = outcome
             self.costs[outcome.policy.name] = cost
+            if decision.degraded:
+                self.degraded.add(outcome.policy.name)
 
     def decision(self, names: list[str] | None = None) -> Decision | None:
         """As one decision: of these policies, or of all."""
@@ -55,7 +58,8 @@ class Visit:
         if not outcomes:
             return None
         allowed = all(outcome.allowed or outcome.policy.shadow for outcome in outcomes)
-        return Decision(allowed, outcomes, degraded=any(decision.degraded for decision in self.decisions))
+        refusing = [outcome for outcome in outcomes if not (outcome.allowed or outcome.policy.shadow)]
+        return Decision(allowed, outcomes, degraded=any(o.policy.name in self.degraded for o in refusing or outcomes))
 
     def given_back(self, decision: Decision) -> None:
         """The figures that a client is told after a refund."""
@@ -176,6 +180,8 @@ class Passage:
             yield from self._give_back(earlier)
         respond = gate.response or conf.config().response or responses.refusal
         response = yield Step(*_both(respond), (request, mine))
+        if not getattr(response, "is_rendered", True):  # Django renders a view's response, not a middleware's
+            response = yield Step(response.render, sync_to_async(response.render), ())
         responses.add_refusal_headers(response, mine)
         self._add_headers(response)
         return response
@@ -202,9 +208,8 @@ class Passage:
         _annotate(self.request, self.visit.decision())
         stats.note(decision, self.request.method or "", self.request.path)
         refused = [] if decision.degraded else [outcome for outcome in decision.outcomes if not outcome.allowed]
-        for outcome in refused:
-            _log(self.request, outcome, self.gate.block)
         if refused:
+            _log(self.request, strictest(refused), self.gate.block)
             facts = {"request": self.request, "decision": decision}
             yield Step(signals.tell, signals.atell, (signals.rate_limited,), facts)
 

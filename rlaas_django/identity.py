@@ -145,11 +145,9 @@ class Requester(Mapping[Any, Any]):
     def __init__(self, request: HttpRequest) -> None:
         self.request = request
 
-    def __getitem__(self, key: str | KeyFunction) -> Name | None:
-        kind = kind_of(key)
-        if kind == "key":
-            return _answer(function(key), self.request)
-        argument = str(key).partition(":")[2]
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Not by way of `[]`, whose KeyError could be one of the site's own function."""
+        kind, _, argument = key.partition(":") if isinstance(key, str) else ("key", "", "")
         match kind:
             case "user":
                 return _user(self.request)
@@ -163,7 +161,12 @@ class Requester(Mapping[Any, Any]):
                 return self.request.GET.get(argument)
             case "post" if argument:
                 return self.request.POST.get(argument)
-        raise KeyError(key)
+        return _answer(function(key), self.request) if key != "key" and kind_of(key) == "key" else default
+
+    def __getitem__(self, key: Any) -> Any:
+        if (found := self.get(key)) is None:
+            raise KeyError(key)
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(("user", "ip", "token"))
@@ -234,8 +237,11 @@ def client_address(request: HttpRequest) -> str:
 
 
 FORWARDED = ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED")
-_FOR = re.compile(r"""(?:^|;)\s*for\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*)""", re.IGNORECASE)
-_ELEMENT = re.compile(r"""(?:"(?:[^"\\]|\\.)*"|[^,"])+""")
+# A pair of a Forwarded header (RFC 7239) and what ends it. Possessive, so that no header takes long to read.
+_PAIR = re.compile(
+    r"""\s*+ (?: ([\w!\#$%&'*+.^`|~-]++) \s*+ = \s*+ ( "(?:[^"\\]|\\.)*+" \s*+ | [^",;]*+ ) )?+ ([;,]|$)""",
+    re.VERBOSE | re.ASCII,
+)
 
 
 def _is_proxy(peer: IPAddress | None) -> bool:
@@ -246,13 +252,22 @@ def _is_proxy(peer: IPAddress | None) -> bool:
 
 
 def _chain(header: str, value: str | None) -> list[str]:
-    """The addresses in a forwarding header, the client's first."""
+    """The addresses in a forwarding header, the client's first; nonsense where it is none."""
     if not value:
         return []
     if header == "HTTP_X_FORWARDED_FOR":
         return value.split(",")
-    found = [_FOR.search(element) for element in _ELEMENT.findall(value)]
-    return [match[1].strip().strip('"') if match else "" for match in found]
+    chain, at = [""], 0
+    while (pair := _PAIR.match(value, at)) is not None:
+        name, text, end = pair.groups()
+        if name and name.lower() == "for":
+            chain[-1] = re.sub(r"\\(.)", r"\1", text.strip().strip('"'))
+        if not end:
+            return chain
+        if end == ",":
+            chain.append("")
+        at = pair.end()
+    return ["nonsense"]
 
 
 def _hop(chain: list[str]) -> IPAddress | None:

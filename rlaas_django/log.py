@@ -35,24 +35,25 @@ def escaped(text: str) -> str:
 def _line(level: int, message: str, *args: Any) -> None:
     if not logger.isEnabledFor(level):
         return
-    left_out = _admit(int(time.monotonic()))
-    if left_out is None:
-        return
+    write, left_out = _admit(int(time.monotonic()))
     if left_out:
         logger.warning("%d lines were left out: RATE_LIMITER['LOG_LINES_PER_SECOND'] was reached.", left_out)
-    logger.log(level, message, *args)
+    if write:
+        logger.log(level, message, *args)
 
 
-def _admit(second: int) -> int | None:
-    """None when this second has had its lines; else how many were left out before it."""
+def _admit(second: int) -> tuple[bool, int]:
+    """Whether there is room for a line, and how many were left out before it that are still to be told of."""
     global _second, _written, _left_out
+    most = conf.config().log_lines
     with _lock:
         before = 0
         if second != _second:
             _second, _written = second, 0
-            before, _left_out = _left_out, 0
-        if _written >= conf.config().log_lines:
-            _left_out += 1 + before
-            return None
+            if _left_out and most:
+                before, _left_out, _written = _left_out, 0, 1
+        if _written >= most:
+            _left_out += 1
+            return False, before
         _written += 1
-        return before
+        return True, before

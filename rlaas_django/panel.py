@@ -129,13 +129,10 @@ def policies() -> dict[str, Policy]:
 
 
 def server_state() -> ServerState:
-    started = time.perf_counter()
-    backend.execute([("PING",)])
-    latency = (time.perf_counter() - started) * 1000
     used = [script for script in scripts.CHECK.values() if script.sha]
     info, size, loaded = backend.execute([("INFO",), ("DBSIZE",), ("SCRIPT EXISTS", *(script.sha for script in used))])
     return ServerState(
-        latency_ms=latency,
+        latency_ms=ping(),
         version=f"{info.get('server_name', 'redis')} {info.get('valkey_version') or info.get('redis_version', '?')}",
         used_memory=int(info.get("used_memory", 0)),
         keys=size,
@@ -155,9 +152,16 @@ def _our_memory(size: int) -> int | None:
     return size * sum(weights) // len(keys) if keys else 0
 
 
+def ping() -> float:
+    """How long Redis takes to answer, in ms."""
+    started = time.perf_counter()
+    backend.execute([("PING",)])
+    return (time.perf_counter() - started) * 1000
+
+
 def reachable() -> bool:
     try:
-        backend.execute([("PING",)])
+        ping()
     except backend.UnavailableError:
         return False
     return True
@@ -199,10 +203,11 @@ def active(cursor: int, name: str | None = None) -> tuple[list[Row], int, int]:
     """A page of all that is counted: rows, where the next page starts (0: the end), how many keys were looked at."""
     pattern = f"{PREFIX}{name}/*" if name and name != "default" else f"{PREFIX}*"
     found: dict[tuple[str, str], None] = {}
-    looked_at = 0
-    for _ in range(SCANS_PER_PAGE):
-        ((cursor, keys),) = backend.execute([("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)])
-        cursor, looked_at = int(cursor), looked_at + SCAN_COUNT
+    looked_at, count = 0, 2 * PAGE
+    while looked_at < SCANS_PER_PAGE * SCAN_COUNT:
+        count = min(SCAN_COUNT, count)
+        ((cursor, keys),) = backend.execute([("SCAN", cursor, "MATCH", pattern, "COUNT", count)])
+        cursor, looked_at, count = int(cursor), looked_at + count, 2 * count  # more at once where few are found
         for key in keys:
             pair = parse_key(key.decode() if isinstance(key, bytes) else key)
             if pair and (name is None or pair[0] == name):

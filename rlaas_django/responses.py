@@ -24,7 +24,7 @@ MEDIA_TYPES = (PROBLEM_JSON, "application/json", "text/html", "text/plain")
 
 def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
     """429, or 503 when Redis could not be asked, in the form that the client prefers."""
-    preferred = request.get_preferred_type([*MEDIA_TYPES])
+    preferred = _preferred(request)
     if preferred in (PROBLEM_JSON, "application/json"):
         response: HttpResponse = _problem(decision)
     elif preferred == "text/html":
@@ -33,6 +33,13 @@ def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
         response = _text(decision)
     patch_vary_headers(response, ["Accept"])
     return response
+
+
+def _preferred(request: HttpRequest) -> str | None:
+    try:
+        return request.get_preferred_type([*MEDIA_TYPES])
+    except (ValueError, LookupError):  # of what a client can write there, Django does not survive everything
+        return None
 
 
 def add_refusal_headers(response: HttpResponseBase, decision: Decision) -> None:

@@ -91,10 +91,8 @@
       live.classList.toggle("rlaas-stale", name === "late" || name === "stopped" || name === "unreachable");
     }
 
-    function tellTime() {
-      const now = new Date();
-      time.dateTime = now.toISOString();
-      time.textContent = now.toLocaleTimeString(document.documentElement.lang || undefined);
+    function tellTime(at) {
+      time.textContent = at; // the server's, like all times on the page
       when.hidden = false;
     }
 
@@ -113,7 +111,7 @@
       const name = fresh.dataset.live;
       if (name === live.dataset.live) {
         show(live, fresh);
-        tellTime();
+        tellTime(fresh.dataset.liveAt);
         tell("live");
       } else if (answer.status === 503) {
         tell("unreachable"); // what was seen last stays
@@ -172,7 +170,7 @@
     }
     if (remembered) setPaused(true);
     controls.hidden = false;
-    tellTime();
+    tellTime(live.dataset.liveAt);
     tell(remembered ? "paused" : live.dataset.live === "unreachable" ? "unreachable" : "live");
     later(EVERY);
   }

@@ -19,6 +19,7 @@ REDIS = os.environ.get("RLAAS_TEST_REDIS") or _worker_url()
 
 SECRET_KEY = "tests"
 USE_TZ = True
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # quick; no secrets here
 INSTALLED_APPS = [
     "django.contrib.admin",
     "django.contrib.auth",
@@ -28,6 +29,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "rlaas_django",
 ]
+ROOT_URLCONF = "tests.urls"
 STATIC_URL = "/static/"
 TEMPLATES = [
     {

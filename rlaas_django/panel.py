@@ -21,8 +21,8 @@ from .models import Override
 from .policy import Outcome, Policy, Rate
 
 PAGE = 50
-SCANS_PER_PAGE = 12  # what a page may cost, however many keys there are
-SCAN_COUNT = 100  # keys in the first of them; twice as many each time, where what is looked for is rare
+SCANS_PER_PAGE = 20  # of SCAN_COUNT keys each: what a page may cost, however many keys there are
+SCAN_COUNT = 1_000
 SEARCH_LIMIT = 20
 SAMPLE = 100  # keys looked at to tell what ours weigh
 

@@ -207,15 +207,18 @@ def _policy(name: Any, definition: Any, algo: str) -> Policy:
         raise PolicyError("'default' is the policy of MAX_REQUESTS and WINDOW_SIZE; choose another name.")
     if not isinstance(definition, Mapping) or "rate" not in definition:
         raise PolicyError(f'{definition!r} is not a policy; write {{"rate": "5/m", "key": "ip"}}.')
-    for option in definition:
-        if option not in POLICY_OPTIONS:
-            raise PolicyError(
-                f"there is no option {option!r}{nearest(option, POLICY_OPTIONS)} "
-                f"The options are {', '.join(POLICY_OPTIONS)}."
-            )
+    _refuse_unknown(definition, POLICY_OPTIONS)
     # A burst under the default algorithm is refused here, at `manage.py check`, and not at the first request.
     defaults = {"algo": algo} if algo in ALGORITHMS else {}
     return Policy(name, **{**defaults, **definition})
+
+
+def _refuse_unknown(options: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for option in options:
+        if option not in known:
+            raise PolicyError(
+                f"there is no option {option!r}{nearest(option, known)} The options are {', '.join(known)}."
+            )
 
 
 def _rules(lines: Any, policies: Mapping[str, Policy], problems: list[Problem]) -> Iterator[Rule]:
@@ -232,12 +235,7 @@ def _rules(lines: Any, policies: Mapping[str, Policy], problems: list[Problem]) 
 def _rule(line: Any, policies: Mapping[str, Policy]) -> Rule:
     if not isinstance(line, Mapping):
         raise PolicyError(f'{line!r} is not a rule; write {{"path": "/api/", "policies": ["search"]}}.')
-    for option in line:
-        if option not in RULE_OPTIONS:
-            raise PolicyError(
-                f"there is no option {option!r}{nearest(option, RULE_OPTIONS)} "
-                f"The options are {', '.join(RULE_OPTIONS)}."
-            )
+    _refuse_unknown(line, RULE_OPTIONS)
     path, regex, methods = line.get("path"), line.get("regex"), line.get("methods")
     if not isinstance(path, str | None) or (path is not None and not path.startswith("/")):
         raise PolicyError(f"path {path!r} does not begin with a slash.")

@@ -9,11 +9,13 @@
                                              all but the last byte
            spare                             so that a charge writes in place: growth by SETRANGE doubles the memory
 
-  A unit is dead once it is a whole window old. `head` moves past dead ones with the next charge; the bytes before it
-  are dropped when the spare is used up. So a charge costs the same whatever the limit.
+  A unit is dead once it is a whole window old. `head` moves past dead ones with the next charge, or when a refusal has
+  passed many of them, so that none is passed again and again; the bytes before it are dropped when the spare is used
+  up. So a request costs the same whatever the limit.
 ]]
 local HEADER = "%014.0f:%014.0f:%09.0f:%09.0f:%09.0f:%09.0f:"
 local HEADER_SIZE = 70
+local MANY = 64
 
 local function read(p)
   local header = redis.call("GETRANGE", p.key, 0, HEADER_SIZE - 1)
@@ -121,19 +123,23 @@ local function take_from(queue, stamp, most)
   return queue.count > 0 and queue or nil, taken
 end
 
-local function check(p, now, cost)
+local function check(p, now, cost, touch)
   local queue, dead = read(p), now - p.window
   if queue and queue.last <= dead then
     queue = nil
   end
   local live, reset_after = 0, 0
   if queue then
-    local gap
+    local gap, before = nil, queue.count
     while queue.first <= dead do
       gap, queue.head = gap_at(queue, queue.head)
       queue.first, queue.count = queue.first + gap, queue.count - 1
     end
     live, reset_after = queue.count, queue.last + p.window - now
+    if touch and before - live > MANY then
+      redis.call("SETRANGE", p.key, 0, header(queue))
+      redis.call("PEXPIRE", p.key, digits(2 * p.window))
+    end
   end
 
   local allowed = live + cost <= p.limit

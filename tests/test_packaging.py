@@ -1,0 +1,85 @@
+"""What our users install: the wheel, built here and looked into."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import rlaas_django
+from rlaas_django.scripts import CHECK, REFUND, RESET
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "rlaas_django"
+DIST_INFO = f"rlaas_django-{rlaas_django.__version__}.dist-info"
+
+IMPORT = """
+import json, rlaas_django, rlaas_django.testing
+from rlaas_django.scripts import CHECK, REFUND, RESET
+shas = [script.sha for script in (*CHECK.values(), *REFUND.values(), RESET)]
+print(json.dumps([rlaas_django.__file__, rlaas_django.__version__, shas]))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """Built with the hatchling that is installed, as an isolated build would fetch one from the network."""
+    built = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(built), str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True)
+    assert done.returncode == 0, f"the wheel could not be built:\n{done.stdout}{done.stderr}"
+    (wheel,) = built.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def names(wheel) -> set[str]:
+    return set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_the_wheel_is_for_every_platform(wheel):
+    assert wheel.name == f"rlaas_django-{rlaas_django.__version__}-py3-none-any.whl"
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(names):
+    assert {name.partition("/")[0] for name in names} == {"rlaas_django", DIST_INFO}
+    assert not [name for name in names if "__pycache__" in name]
+
+
+def test_the_wheel_holds_every_file_of_the_package(names):
+    files = {path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*") if path.is_file()}
+    assert {name for name in names if name.startswith("rlaas_django/")} == {
+        name for name in files if "__pycache__" not in name
+    }
+    assert len([name for name in names if name.endswith(".lua")]) == len(list(PACKAGE.glob("lua/*.lua"))) > 0
+    assert "rlaas_django/py.typed" in names
+
+
+def test_the_wheel_holds_the_licence(wheel):
+    assert zipfile.ZipFile(wheel).read(f"{DIST_INFO}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+
+
+def test_the_package_works_as_it_is_installed(wheel, tmp_path):
+    """Where only the wheel's files are, the scripts come out the same."""
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    file, version, shas = json.loads(done.stdout)
+    assert Path(file) == tmp_path / "rlaas_django" / "__init__.py"
+    assert version == rlaas_django.__version__
+    assert shas == [script.sha for script in (*CHECK.values(), *REFUND.values(), RESET)]
+
+
+def test_the_changelog_tells_of_this_version():
+    heading = rf"^## {re.escape(rlaas_django.__version__)}\b"
+    assert re.search(heading, (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE), (
+        f"CHANGELOG.md has no heading '## {rlaas_django.__version__}'"
+    )

@@ -221,7 +221,7 @@ class RateLimitAdmin(_ModelAdmin):
             idle = sorted((who for who in others if who.user or not rows), key=lambda who: (who.user is None, who.name))
         elif tab == "active":
             start = request.GET.get("cursor", "0")
-            rows, cursor, looked_at = panel.active(int(start) if start.isdecimal() else 0, name)
+            rows, cursor, looked_at = panel.active(int(start) if start.isdecimal() and len(start) < 21 else 0, name)
         else:
             rows = panel.watch_list(name)[: panel.PAGE * 4]
         context = {
@@ -323,9 +323,13 @@ class RateLimitAdmin(_ModelAdmin):
         active = list(Override.objects.active())
         ended = list(Override.objects.exclude(pk__in=[override.pk for override in active])[:100])
         people = panel.whoever({override.identity for override in (*active, *ended)})
+        now = timezone.now()
         context = {
             "title": _("Overrides"),
-            "active": [(override, people[override.identity]) for override in active],
+            "active": [
+                (override, people[override.identity], panel.duration((override.until - now).total_seconds()))
+                for override in active
+            ],
             "ended": [(override, people[override.identity]) for override in ended],
             "reachable": panel.reachable(),
         }
@@ -362,7 +366,7 @@ class RateLimitAdmin(_ModelAdmin):
         if not self.has_change_permission(request):
             raise PermissionDenied
         wanted = request.POST.get("override", "")
-        override = Override.objects.filter(pk=wanted).first() if wanted.isdecimal() else None
+        override = Override.objects.filter(pk=wanted).first() if wanted.isdecimal() and len(wanted) < 19 else None
         if override is None:
             return HttpResponseRedirect(self._url("overrides"))
         words = {"what": _what(override), "who": panel.whoever([override.identity])[override.identity].name}
@@ -551,7 +555,7 @@ def _columns(by: str) -> list[dict[str, Any]]:
 def _filtered(request: HttpRequest, refusals: list[stats.Refusal]) -> Iterator[stats.Refusal]:
     wanted = request.GET
     since = wanted.get("since", "")
-    oldest = timezone.now().timestamp() - 60 * int(since) if since.isdecimal() else 0
+    oldest = timezone.now().timestamp() - 60 * int(since) if since.isdecimal() and len(since) < 9 else 0
     text = wanted.get("identity", "").strip()
     meant = set(panel.search(text))
     for refusal in refusals:

@@ -7,6 +7,7 @@ client, which repeats a call that timed out when the cache is configured to.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import Any, NamedTuple
@@ -141,6 +142,14 @@ def _dialogue(call: Call) -> Generator[Command, Any, Any]:
 _pools: dict[str, tuple[dict[str, Any], redis.ConnectionPool]] = {}
 _async_pools: dict[asyncio.AbstractEventLoop, dict[str, tuple[dict[str, Any], Any, AsyncGenerator[None]]]] = {}
 _lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()  # the parent's may have been held
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _pool() -> redis.ConnectionPool:

@@ -122,12 +122,14 @@ def _middleware_order(config: conf.Config) -> Iterator[conf.Problem]:
     ours, users = "rlaas_django.middleware.RateLimitMiddleware", "AuthenticationMiddleware"
     if ours not in names:
         return
-    ruled = {name for rule in config.rules for name in rule.policies} | {DEFAULT}
+    ruled = {name for rule in config.rules for name in rule.policies}
+    if not any(rule.matches_all for rule in config.rules):
+        ruled.add(DEFAULT)
     by_user = sorted(name for name in ruled if config.policies[name].key in ("user", "user_or_ip"))
-    if by_user and not any(name.endswith(users) for name in names[: names.index(ours)]):
+    if by_user and any(name.endswith(users) for name in names[names.index(ours) :]):
         yield conf.Problem(
             "W005",
-            f"RateLimitMiddleware does not come after {users}, so users count by address under "
+            f"RateLimitMiddleware comes before {users}, so users count by address under "
             f"{', '.join(map(repr, by_user))}.",
             f"Put it below django.contrib.auth.middleware.{users} in MIDDLEWARE.",
         )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.encoding import force_bytes
 from django.utils.module_loading import import_string
 
 from .policy import ALGORITHMS, DEFAULT, SLIDING_WINDOW, Policy, PolicyError, nearest, unknown_algorithm
@@ -23,6 +24,7 @@ DEFAULTS: dict[str, Any] = {
     "MIDDLEWARE": [],
     "CACHE": "default",
     "TRUSTED_PROXIES": None,
+    "PROXY_HEADER": None,
     "IPV6_PREFIX": 64,
     "HEADERS": ["RateLimit", "X-RateLimit"],
     "RESPONSE": None,
@@ -32,6 +34,11 @@ POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow")
 RULE_OPTIONS = ("path", "regex", "methods", "policies", "exempt")
 HEADER_FAMILIES = ("RateLimit", "X-RateLimit")
 REDIS_BACKENDS = "django_redis.cache.RedisCache or django.core.cache.backends.redis.RedisCache"
+PROXY_HEADERS = {
+    None: ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED"),  # the first that is there
+    "X-Forwarded-For": ("HTTP_X_FORWARDED_FOR",),
+    "Forwarded": ("HTTP_FORWARDED",),
+}
 UNIX = "unix"  # in TRUSTED_PROXIES: who connects through a unix socket, and so has no address, is a proxy
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -54,6 +61,10 @@ class Rule:
     methods: frozenset[str] | None
     policies: tuple[str, ...]  # none: exempt
 
+    @property
+    def matches_all(self) -> bool:
+        return self.methods is None and self.regex is None and self.path in (None, "/")
+
     def matches(self, path: str, method: str | None) -> bool:
         if self.methods is not None and method not in self.methods:
             return False
@@ -73,6 +84,7 @@ class Config:
     policies: Mapping[str, Policy]  # the default policy among them
     rules: tuple[Rule, ...]
     proxies: tuple[Network | str, ...]
+    proxy_headers: tuple[str, ...]  # as META names them
     ipv6_prefix: int
     headers: frozenset[str]
     response: Any
@@ -114,7 +126,7 @@ def middleware() -> list[str]:
 
 def secret() -> bytes:
     """What credentials are digested with."""
-    return settings.SECRET_KEY.encode()
+    return force_bytes(settings.SECRET_KEY)
 
 
 def config() -> Config:
@@ -156,6 +168,7 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
         policies=policies,
         rules=rules,
         proxies=proxies,
+        proxy_headers=PROXY_HEADERS[options["PROXY_HEADER"]],
         ipv6_prefix=options["IPV6_PREFIX"],
         headers=frozenset(options["HEADERS"]),
         response=response,
@@ -182,6 +195,14 @@ def _wrong_values(options: Mapping[str, Any]) -> Iterator[Problem]:
         number = options[key]
         if type(number) is not int or not least <= number <= most:
             yield Problem("E006", f"RATE_LIMITER[{key!r}] should be {least} to {most}, not {number!r}.")
+    if not isinstance(options["CACHE"], str):
+        yield Problem("E006", f"RATE_LIMITER['CACHE'] should be text, not {options['CACHE']!r}.")
+    if options["PROXY_HEADER"] not in [*PROXY_HEADERS]:
+        yield Problem(
+            "E006",
+            "RATE_LIMITER['PROXY_HEADER'] should be 'X-Forwarded-For', 'Forwarded' or None, "
+            f"not {options['PROXY_HEADER']!r}.",
+        )
     families = options["HEADERS"]
     if not isinstance(families, (list, tuple)) or not all(family in HEADER_FAMILIES for family in families):
         yield Problem("E006", f"RATE_LIMITER['HEADERS'] should list some of {list(HEADER_FAMILIES)}, not {families!r}.")
@@ -243,7 +264,7 @@ def _rule(line: Any, policies: Mapping[str, Policy]) -> Rule:
         raise PolicyError(f"regex {regex!r} is not text.")
     if path is not None and regex is not None:
         raise PolicyError("a rule has a path or a regex, not both.")
-    if not isinstance(methods, list | tuple | None):
+    if not isinstance(methods, list | tuple | None) or not all(isinstance(method, str) for method in methods or ()):
         raise PolicyError(f'methods {methods!r} is not a list; write ["POST"].')
     return Rule(
         path,

@@ -117,7 +117,8 @@ class Limit:
             limited: Any = _limited_class(view, gate)
         else:
             limited = _limited_function(view, gate)
-        limited.rate_limited_by = self  # for the system checks: in use as long as the view is
+        # For the system checks, in use as long as the view is; and for the next decorator on the same view.
+        limited.rate_limited_by = (*getattr(view, "rate_limited_by", ()), self)
         return limited
 
     def gate_for(self, view: Any) -> Gate:
@@ -125,10 +126,24 @@ class Limit:
         name = _view_name(view)
         if name in self.gates:
             return self.gates[name]
-        gate = replace(self.gate, policies=self._policies(self.group or name))
+        gate = replace(self.gate, policies=self._policies_for(view, name))
         if view.__module__ != method_decorator.__module__:  # which tries a decorator out on a function of its own
             self.gates[name] = gate
         return gate
+
+    def _policies_for(self, view: Any, name: str) -> tuple[str | Policy, ...]:
+        """A second decorator with a rate on the same view has a counter of its own, unless a group says otherwise."""
+        if self.group:
+            return self._policies(self.group)
+        below = [gate for limit in getattr(view, "rate_limited_by", ()) for gate in limit.gates.values()]
+        taken = {str(policy) for gate in below for policy in gate.policies if isinstance(policy, Policy)}
+        policies, number = self._policies(name), 1
+        while any(
+            isinstance(policy, Policy) and policy.name in taken for policy in policies if policy not in self.limits
+        ):
+            number += 1
+            policies = self._policies(f"{name}-{number}")
+        return policies
 
     def _policies(self, name: str) -> tuple[str | Policy, ...]:
         """The policies, the rates among them named after the view; of several, each with its window."""

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
+from django.utils.functional import SimpleLazyObject, empty
 
 from . import backend, conf, limiter, log, responses, signals, stats
-from .identity import Requester, needs_user
+from .identity import Requester, asks_the_site, needs_user
 from .policy import DEFAULT, Decision, Outcome, Policy, PolicyError, Rate, strictest
 
 Respond = Callable[[HttpRequest, Decision], Any]
@@ -158,33 +159,44 @@ class Passage:
 
     def before(self) -> Steps:
         """Ask; the refusal, or None to go on."""
-        gate, request = self.gate, self.request
-        if not conf.config().enabled or (gate.methods is not None and request.method not in gate.methods):
-            if not self.visit.outcomes:
-                _annotate(request, limiter.unlimited())
-            return None
-        policies = [conf.config().policy(each) if isinstance(each, str) else each for each in gate.policies]
-        if any(map(needs_user, policies)) or callable(gate.cost):
-            yield Step(_leave_user, _load_user, (request,))
-        policies = [found for policy in policies if (found := _resolved(policy, request))]
-        fresh = [policy for policy in policies if policy.name not in self.visit.outcomes]
-        if fresh:
-            cost = _cost(gate, request)
-            self.decision = yield Step(limiter.check, limiter.acheck, (Requester(request), fresh), {"cost": cost})
-            yield from self._record(self.decision, cost)
-        mine = self.visit.decision([policy.name for policy in policies])
-        if not gate.block or mine is None or mine.allowed:
+        names = yield from self._ask() if self._applies() else ()
+        mine = self.visit.decision(names)
+        if not self.visit.outcomes:
+            _annotate(self.request, limiter.unlimited())
+        if not self.gate.block or mine is None or mine.allowed:
             return None
         # A refused request costs nothing, so what gates before this one charged goes back.
         for earlier in self.visit.decisions:
             yield from self._give_back(earlier)
-        respond = gate.response or conf.config().response or responses.refusal
-        response = yield Step(*_both(respond), (request, mine))
+        respond = self.gate.response or conf.config().response or responses.refusal
+        response = yield Step(*_both(respond), (self.request, mine))
         if not getattr(response, "is_rendered", True):  # Django renders a view's response, not a middleware's
             response = yield Step(response.render, sync_to_async(response.render), ())
         responses.add_refusal_headers(response, mine)
         self._add_headers(response)
         return response
+
+    def _applies(self) -> bool:
+        methods = self.gate.methods
+        return conf.config().enabled and (methods is None or self.request.method in methods)
+
+    def _ask(self) -> Steps:
+        """Ask what was not asked yet; the names of this gate's policies."""
+        gate, request = self.gate, self.request
+        policies = [conf.config().policy(each) if isinstance(each, str) else each for each in gate.policies]
+        if any(map(needs_user, policies)) or callable(gate.cost):
+            yield Step(_leave_user, _load_user, (request,))
+        if callable(gate.cost) or any(asks_the_site(policy) for policy in policies):
+            # The site's own functions may ask the database, which async code must leave to a thread.
+            question = yield Step(_question, _in_a_thread(_question), (gate, request, policies))
+        else:
+            question = _question(gate, request, policies)
+        who, policies, cost = question
+        fresh = [policy for policy in policies if policy.name not in self.visit.outcomes]
+        if fresh:
+            self.decision = yield Step(limiter.check, limiter.acheck, (who, fresh), {"cost": cost})
+            yield from self._record(self.decision, cost)
+        return [policy.name for policy in policies]
 
     def after(self, response: HttpResponseBase) -> Steps:
         if not isinstance(response, HttpResponseBase):
@@ -222,9 +234,19 @@ def _leave_user(request: HttpRequest) -> None:
 
 
 async def _load_user(request: HttpRequest) -> None:
-    """Async code must not reach the database through the lazy `request.user`, so that is replaced by the user."""
-    if (load := getattr(request, "auser", None)) is not None:
-        request.user = await load()
+    """Async code must not reach the database through a `request.user` that is still to be found out."""
+    user = getattr(request, "user", None)
+    if isinstance(user, SimpleLazyObject) and user._wrapped is empty and hasattr(request, "auser"):
+        request.user = await request.auser()
+
+
+def _question(gate: Gate, request: HttpRequest, policies: list[Policy]) -> tuple[Requester, list[Policy], int]:
+    """Who asks, under which policies, at what cost; whatever the site's functions have to say is said here."""
+    who = Requester(request)
+    resolved = [found for policy in policies if (found := _resolved(policy, request))]
+    for policy in resolved:
+        who.ask(policy.key)
+    return who, resolved, _cost(gate, request)
 
 
 def _resolved(policy: Policy, request: HttpRequest) -> Policy | None:
@@ -272,14 +294,18 @@ def _both(respond: Respond) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """A site's own response may come from a sync or an async function, and is wanted both ways."""
     if iscoroutinefunction(respond):
         return async_to_sync(respond), respond
+    return respond, _in_a_thread(respond)
 
-    def in_a_thread(request: HttpRequest, decision: Decision) -> Any:
+
+def _in_a_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    @sync_to_async
+    def run(*args: Any) -> Any:
         try:
-            return respond(request, decision)
+            return function(*args)
         except StopIteration as error:  # a future cannot carry one, and would never end
-            raise RuntimeError("The response function raised StopIteration.") from error
+            raise RuntimeError(f"{function!r} raised StopIteration.") from error
 
-    return respond, sync_to_async(in_a_thread)
+    return run
 
 
 def _log(request: HttpRequest, outcome: Outcome, block: bool) -> None:

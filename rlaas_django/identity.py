@@ -144,6 +144,12 @@ class Requester(Mapping[Any, Any]):
 
     def __init__(self, request: HttpRequest) -> None:
         self.request = request
+        self.answers: dict[Any, Name | None] = {}  # of the site's own functions, which are asked once
+
+    def ask(self, key: str | KeyFunction) -> None:
+        """Have a function of the site's answer now."""
+        if kind_of(key) == "key":
+            self.answers[key] = _answer(function(key), self.request)
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Not by way of `[]`, whose KeyError could be one of the site's own function."""
@@ -161,7 +167,11 @@ class Requester(Mapping[Any, Any]):
                 return self.request.GET.get(argument)
             case "post" if argument:
                 return self.request.POST.get(argument)
-        return _answer(function(key), self.request) if key != "key" and kind_of(key) == "key" else default
+        if key != "key" and kind_of(key) == "key":
+            if key not in self.answers:
+                self.ask(key)
+            return self.answers[key]
+        return default
 
     def __getitem__(self, key: Any) -> Any:
         if (found := self.get(key)) is None:
@@ -175,9 +185,14 @@ class Requester(Mapping[Any, Any]):
         return 3
 
 
+def asks_the_site(policy: Policy) -> bool:
+    """Whether a function of the site's has a say in it."""
+    return kind_of(policy.key) == "key" or callable(policy.rate)
+
+
 def needs_user(policy: Policy) -> bool:
     """Whether who is logged in matters: the key says so, or a function of the site's might ask."""
-    return policy.key in ("user", "user_or_ip") or kind_of(policy.key) == "key" or callable(policy.rate)
+    return policy.key in ("user", "user_or_ip") or asks_the_site(policy)
 
 
 @lru_cache(maxsize=256)
@@ -209,7 +224,7 @@ def _answer(key: KeyFunction, request: HttpRequest) -> Name | None:
 
 def _user(request: HttpRequest) -> Name | None:
     user = getattr(request, "user", None)
-    return str(user.pk) if user is not None and user.is_authenticated else None
+    return str(user.pk) if user is not None and user.is_authenticated and user.pk is not None else None
 
 
 def _credential(header: str) -> str:
@@ -222,9 +237,9 @@ def client_address(request: HttpRequest) -> str:
     than the first address, from the right, that is not a trusted proxy's."""
     peer = parse_address(request.META.get("REMOTE_ADDR") or "")
     if _is_proxy(peer):
-        hops = {_hop(chain) for header in FORWARDED if (chain := _chain(header, request.META.get(header)))}
-        # A proxy writes one of the two headers, and the other may be the client's: where they differ, believe neither.
-        if len(hops) == 1 and (client := hops.pop()):
+        # The header that the proxy writes. The other one may be the client's own, and says nothing.
+        header = next((name for name in conf.config().proxy_headers if request.META.get(name)), None)
+        if header is not None and (client := _hop(_chain(header, request.META[header]))):
             return str(client)
     if peer is None:
         log.error(
@@ -236,7 +251,6 @@ def client_address(request: HttpRequest) -> str:
     return str(peer)
 
 
-FORWARDED = ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED")
 # A pair of a Forwarded header (RFC 7239) and what ends it. Possessive, so that no header takes long to read.
 _PAIR = re.compile(
     r"""\s*+ (?: ([\w!\#$%&'*+.^`|~-]++) \s*+ = \s*+ ( "(?:[^"\\]|\\.)*+" \s*+ | [^",;]*+ ) )?+ ([;,]|$)""",

@@ -117,8 +117,10 @@ def give_back(identity: Identity, policy: Policies, amount: int) -> int:
     args: list[str | int] = [now(), "", amount]
     keys, algos = [], set()
     for each in _chosen(policy, config):
-        term = _terms(each, config.algo)
-        keys.append(redis_key(each, identify(identity, each), term.algo, each.window))
+        term, who = _terms(each, config.algo), identify(identity, each)
+        limit = peek_each([(each, who)])[0].limit  # an operator may have set another
+        term = term if limit == term.capacity else term._replace(limit=limit, capacity=limit)
+        keys.append(redis_key(each, who, term.algo, each.window))
         algos.add(term.algo)
         args += (*term, 0)
     return int(max(backend.run(backend.Call(REFUND[frozenset(algos)], tuple(keys), tuple(args)))))
@@ -222,7 +224,9 @@ def _decide(plan: Plan, reply: list[Any] | None) -> Decision:
         policy, term = plan.policies[i], plan.terms[i]
         allowed = allowed and (passed == 1 or policy.shadow)
         if charged_at >= 0:
-            charged.append((i, charged_at))
+            # An operator's limit for this identity is what a refund has to reckon with.
+            held = term if limit == term.capacity else term._replace(limit=limit, capacity=limit)
+            charged.append((i, held, charged_at))
         outcomes.append(
             Outcome(
                 policy,
@@ -251,10 +255,10 @@ def _plan_refund(decision: Decision) -> backend.Call | None:
     except IndexError:
         return None
     args: list[str | int] = [now(), plan.unique, plan.cost]
-    for i, charged_at in charged:
-        args += (*plan.terms[i], charged_at)
-    script = REFUND[frozenset(plan.terms[i].algo for i, _ in charged)]
-    return backend.Call(script, tuple(plan.call.keys[i] for i, _ in charged), tuple(args))
+    for _, term, charged_at in charged:
+        args += (*term, charged_at)
+    script = REFUND[frozenset(term.algo for _, term, _ in charged)]
+    return backend.Call(script, tuple(plan.call.keys[i] for i, *_ in charged), tuple(args))
 
 
 def _plan_reset(identity: Identity, policy: Policies) -> backend.Call:

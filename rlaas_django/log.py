@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from typing import Any
@@ -13,6 +14,14 @@ logger = logging.getLogger("rlaas_django")
 
 _lock = threading.Lock()
 _second, _written, _left_out = 0, 0, 0
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()  # the parent's may have been held
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def info(message: str, *args: Any) -> None:

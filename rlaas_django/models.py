@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from django.db import models, transaction
+from django.db import IntegrityError, models, transaction
 from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
@@ -72,6 +72,13 @@ class Override(models.Model):
     @classmethod
     def set(cls, identity: str, policy: str, kind: str, until: datetime, *, by: object, **rest: Any) -> Override:
         """Let this hold from now on, instead of what held for the identity and policy before."""
+        try:
+            return cls._set(identity, policy, kind, until, by=by, **rest)
+        except IntegrityError:  # somebody else was quicker, and is ended now
+            return cls._set(identity, policy, kind, until, by=by, **rest)
+
+    @classmethod
+    def _set(cls, identity: str, policy: str, kind: str, until: datetime, *, by: object, **rest: Any) -> Override:
         with transaction.atomic():
             cls._end(cls.objects.filter(identity=identity, policy=policy), by)
             override = cls.objects.create(

@@ -64,4 +64,4 @@ def restore_if_lost() -> None:
 
 _next_look = 0.0
 
-background.every_second(restore_if_lost)
+background.every_second(restore_if_lost, slow=True)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import re
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.db.models import Q
-from django.utils.translation import gettext
+from django.utils.translation import gettext, pgettext
 
 from . import backend, conf, decorators, identity, limiter, scripts, stats
 from .identity import PREFIX, Id, parse_key
@@ -104,7 +104,12 @@ def duration(seconds: float) -> str:
     if math.isinf(seconds):
         return gettext("never")
     left = math.ceil(seconds)
-    units = [(86_400, gettext("d")), (3_600, gettext("h")), (60, gettext("min")), (1, gettext("s"))]
+    units = [
+        (86_400, pgettext("unit of time", "d")),
+        (3_600, pgettext("unit of time", "h")),
+        (60, pgettext("unit of time", "min")),
+        (1, pgettext("unit of time", "s")),
+    ]
     for (size, unit), (smaller, name) in itertools.pairwise(units):
         if left >= size:
             rest = left % size // smaller
@@ -118,14 +123,23 @@ def is_id(text: str) -> bool:
 
 
 def policies() -> dict[str, Policy]:
-    """Every policy of the settings and of the views, by name; those whose rate only a request can tell left out."""
+    """Every policy of the settings and of the views, by name.
+
+    One whose rate only a request can tell is shown with the rate of its latest refusal, once there is one.
+    """
     known = dict(conf.config().policies)
     for limit in decorators.in_use:
         for gate in limit.gates.values():
             for policy in gate.policies:
                 if isinstance(policy, Policy):
                     known.setdefault(policy.name, policy)
-    return {name: policy for name, policy in known.items() if isinstance(policy.rate, Rate)}
+    unsettled = [name for name, policy in known.items() if not isinstance(policy.rate, Rate)]
+    latest = {name: found[0] for name, found in stats.latest_refusals(unsettled).items() if found}
+    return {
+        name: replace(policy, rate=Rate(latest[name].limit, latest[name].window)) if name in latest else policy
+        for name, policy in known.items()
+        if name in latest or name not in unsettled
+    }
 
 
 def server_state() -> ServerState:
@@ -252,9 +266,20 @@ def _users(text: str) -> Iterator[Any]:
     wanted = Q()
     for name, lookup in fields.items():
         wanted |= Q(**{f"{name}__{lookup}": text})
-    with contextlib.suppress(ValidationError, ValueError, AttributeError):  # not what this site's ids look like
-        wanted |= Q(pk=model._meta.pk.to_python(text))
+    if (key := _primary_key(text)) is not None:
+        wanted |= Q(pk=key)
     yield from model._default_manager.filter(wanted)[:SEARCH_LIMIT]
+
+
+def _primary_key(text: str) -> Any:
+    """A text as a user's id; None when it is not just as this site writes one, or no id at all."""
+    field: Any = get_user_model()._meta.pk
+    try:
+        value = field.to_python(text)
+        field.run_validators(value)
+    except (ValidationError, ValueError, AttributeError, OverflowError):
+        return None
+    return value if str(value) == text else None
 
 
 def _has(model: Any, field: str) -> bool:
@@ -268,13 +293,6 @@ def _has(model: Any, field: str) -> bool:
 def whoever(ids: Iterable[str]) -> dict[str, Who]:
     """Identities with the users that they are, in one query."""
     decoded = {each: identity.decode(each) for each in ids}
-    model = get_user_model()
-    keys = {}
-    for each, (kind, text) in decoded.items():
-        if kind == "user":
-            try:
-                keys[each] = model._meta.pk.to_python(text)
-            except (ValidationError, ValueError, AttributeError):
-                continue
-    users = model._default_manager.in_bulk([key for key in keys.values() if key is not None]) if keys else {}
+    keys = {each: key for each, (kind, text) in decoded.items() if kind == "user" and (key := _primary_key(text))}
+    users = get_user_model()._default_manager.in_bulk([*keys.values()]) if keys else {}
     return {each: Who(Id(each), kind, text, users.get(keys.get(each))) for each, (kind, text) in decoded.items()}

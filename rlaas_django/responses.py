@@ -43,8 +43,8 @@ def _preferred(request: HttpRequest) -> str | None:
 
 
 def add_refusal_headers(response: HttpResponseBase, decision: Decision) -> None:
-    """What goes with a refusal, also with the site's own response."""
-    if not math.isinf(decision.retry_after):
+    """What goes with a refusal, also with the site's own response, if it is one."""
+    if response.status_code in (429, 503) and not math.isinf(decision.retry_after):
         response.headers["Retry-After"] = str(whole_seconds(decision.retry_after))
     response.headers.setdefault("Cache-Control", "no-store")
 

@@ -5,13 +5,14 @@ round trip. Every key is bounded, has a TTL and is touched by single-key command
 
   rlaas:stats:{<policy>}:<day>     HASH    <minute of the day>:<kind> -> decisions; kinds below
   rlaas:refused:{<policy>}:<day>   ZSET    identity -> refusals that day; the strongest are kept
-  rlaas:watch:{<policy>}           ZSET    identity -> percent of the limit, of those beyond 80 when last seen
+  rlaas:watch:{<policy>}:<hour>    ZSET    identity -> percent of the limit, of those beyond 80 when last seen
   rlaas:refusals:{<policy>}        LIST    the latest refusals, as JSON, newest first
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
@@ -25,7 +26,7 @@ from .scripts import NOTE
 ALLOWED, REFUSED, SHADOWED, DEGRADED, UNLOGGED = "a", "r", "s", "d", "u"
 KINDS = (ALLOWED, REFUSED, SHADOWED, DEGRADED, UNLOGGED)
 
-DAY = 86_400
+HOUR, DAY = 3_600, 86_400
 WATCH_FROM = 80  # percent of a limit
 MOST_IDENTITIES = 1_000
 MOST_REFUSALS = 1_000
@@ -33,6 +34,9 @@ REFUSALS_PER_ROUND = 50  # of one policy and process; what is beyond is counted,
 MOST_NOTES = 100_000
 
 _notes: deque[tuple[float, Decision, str, str]] = deque(maxlen=MOST_NOTES)
+
+
+os.register_at_fork(after_in_child=_notes.clear)  # they are the parent's to write
 
 
 def note(decision: Decision, method: str, path: str) -> None:
@@ -89,7 +93,7 @@ class _Round:
     def __init__(self) -> None:
         self.counts: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
         self.refused: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
-        self.watched: dict[str, dict[str, int]] = defaultdict(dict)
+        self.watched: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
         self.refusals: dict[str, list[str]] = defaultdict(list)
 
     def add(self, at: float, decision: Decision, method: str, path: str) -> None:
@@ -108,22 +112,24 @@ class _Round:
                     counts[minute + UNLOGGED] += 1
             used = 100 * (outcome.limit - outcome.remaining) // outcome.limit
             if used >= WATCH_FROM:
-                watched = self.watched[name]
-                watched[outcome.identity] = max(used + (not outcome.allowed), watched.get(outcome.identity, 0))
+                # Of those as near their limit, who was seen last goes first.
+                level = used + (not outcome.allowed) + at / 1e11
+                watched = self.watched[name, int(at) // HOUR]
+                watched[outcome.identity] = max(level, watched.get(outcome.identity, 0))
 
     def calls(self) -> Iterator[backend.Call]:
         for (name, day), counts in self.counts.items():
             yield _call("counts", stats_key(name, day), DAY + 7200, counts.items())
         for (name, day), refused in self.refused.items():
             yield _call("ranks", refused_key(name, day), DAY + 7200, refused.most_common(MOST_IDENTITIES))
-        for name, watched in self.watched.items():
+        for (name, hour), watched in self.watched.items():
             strongest = sorted(watched.items(), key=lambda item: -item[1])[:MOST_IDENTITIES]
-            yield _call("levels", watch_key(name), DAY, strongest)
+            yield _call("levels", watch_key(name, hour), 3 * HOUR, [(who, f"{level:.4f}") for who, level in strongest])
         for name, lines in self.refusals.items():
             yield backend.Call(NOTE, (refusals_key(name),), (0, "lines", 7 * DAY, MOST_REFUSALS, *lines))
 
 
-def _call(what: str, key: str, ttl: int, pairs: Iterable[tuple[str, int]]) -> backend.Call:
+def _call(what: str, key: str, ttl: int, pairs: Iterable[tuple[str, int | str]]) -> backend.Call:
     return backend.Call(NOTE, (key,), (0, what, ttl, MOST_IDENTITIES, *(word for pair in pairs for word in pair)))
 
 
@@ -160,8 +166,8 @@ def refused_key(policy: str, day: int) -> str:
     return f"rlaas:refused:{{{policy}}}:{day}"
 
 
-def watch_key(policy: str) -> str:
-    return f"rlaas:watch:{{{policy}}}"
+def watch_key(policy: str, hour: int) -> str:
+    return f"rlaas:watch:{{{policy}}}:{hour}"
 
 
 def refusals_key(policy: str) -> str:
@@ -188,19 +194,30 @@ def minutes(policies: Iterable[str], hours: int = 24, now: float | None = None) 
 
 def refusals(policies: Iterable[str], most: int = MOST_REFUSALS) -> list[Refusal]:
     """The latest refusals under these policies, newest first."""
-    replies = backend.execute([("LRANGE", refusals_key(name), 0, most - 1) for name in policies])
-    found = [Refusal(**json.loads(line)) for lines in replies for line in lines]
+    found = [refusal for each in latest_refusals(policies, most).values() for refusal in each]
     return sorted(found, key=lambda refusal: -refusal.at)[:most]
 
 
-def watched(policies: Iterable[str], most: int = MOST_IDENTITIES) -> list[tuple[str, str, int]]:
-    """(policy, identity, percent of the limit when last seen), the strongest first."""
+def latest_refusals(policies: Iterable[str], most: int = 1) -> dict[str, list[Refusal]]:
+    """Per policy its latest refusals, newest first."""
     names = list(policies)
-    replies = backend.execute([("ZREVRANGE", watch_key(name), 0, most - 1, "WITHSCORES") for name in names])
-    found = [
-        (name, who, int(float(used))) for name, reply in zip(names, replies, strict=True) for who, used in _pairs(reply)
-    ]
-    return sorted(found, key=lambda each: -each[2])[:most]
+    replies = backend.execute([("LRANGE", refusals_key(name), 0, most - 1) for name in names])
+    return {name: [Refusal(**json.loads(line)) for line in lines] for name, lines in zip(names, replies, strict=True)}
+
+
+def watched(
+    policies: Iterable[str], most: int = MOST_IDENTITIES, now: float | None = None
+) -> list[tuple[str, str, int]]:
+    """(policy, identity, percent of the limit when last seen) of this hour and the last, the strongest first."""
+    hour = int(time.time() if now is None else now) // HOUR
+    keys = [(name, watch_key(name, each)) for name in policies for each in (hour - 1, hour)]
+    replies = backend.execute([("ZREVRANGE", key, 0, most - 1, "WITHSCORES") for _, key in keys])
+    levels: dict[tuple[str, str], float] = {}
+    for (name, _), reply in zip(keys, replies, strict=True):
+        for who, level in _pairs(reply):
+            levels[name, who] = float(level)  # the later hour's holds
+    ranked = sorted(levels.items(), key=lambda item: -item[1])[:most]
+    return [(name, who, int(level)) for (name, who), level in ranked]
 
 
 def refused_today(policies: Iterable[str], now: float | None = None) -> dict[tuple[str, str], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import html
 import time
@@ -9,7 +10,7 @@ import time
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
-from django.test import Client, override_settings
+from django.test import Client, RequestFactory, override_settings
 from django.urls import reverse
 
 from rlaas_django import Policy, background, check, panel, peek, rate_limit, stats
@@ -119,6 +120,40 @@ def test_a_user_is_found_by_name_mail_or_id(admin_client, alice, text):
     rows = admin_client.get(url("users", q=text.format(pk=alice.pk))).context["rows"]
     assert (str(alice.pk), "page", 2) in [(r.who.id, r.outcome.policy.name, r.outcome.current_count) for r in rows]
     assert next(row.who.user for row in rows if row.who.id == str(alice.pk)) == alice
+
+
+@pytest.mark.parametrize("digits", ["9" * 25, "9" * 5000, "001", "+1", " 1", "1_0", "-1"])
+def test_digits_that_are_no_id_are_nobodys(admin_client, admin_user, digits):
+    check(digits)
+    who = identify(digits, Policy("default", "5/m"))
+    for page in (url("users", tab="active"), url("identity", id=who), url("users", q=digits)):
+        response = admin_client.get(page)
+        assert response.status_code == 200
+        assert not [row for row in response.context["rows"] if row.who.id == who and row.who.user]
+
+
+@pytest.mark.parametrize("query", [{"since": "9" * 400}, {"cursor": "9" * 5000, "tab": "active"}])
+def test_long_numbers_in_a_query_are_left_out(admin_client, query):
+    assert admin_client.get(url("users" if "tab" in query else "refusals", **query)).status_code == 200
+
+
+def test_a_policy_whose_rate_only_a_request_can_tell_is_shown_once_it_refused(admin_client, alice):
+    @rate_limit(lambda request: "1/h", key="user", group="plan")
+    def view(request):
+        raise AssertionError
+
+    with contextlib.suppress(AssertionError):
+        view(request_of(alice))
+    assert view(request_of(alice)).status_code == 429
+    background.run()
+    (row,) = admin_client.get(url("users")).context["rows"]
+    assert (row.who.user, row.outcome.policy, row.outcome.current_count, row.outcome.limit) == (alice, "plan", 1, 1)
+
+
+def request_of(user):
+    request = RequestFactory().get("/")
+    request.user = user
+    return request
 
 
 @pytest.mark.parametrize("text", ["2001:db8::1", "[2001:db8::1]:80", "2001:db8::2"])

@@ -50,6 +50,9 @@ def test_a_rule_that_cannot_be(configure, rule, message):
     ("options", "code", "message"),
     [
         ({"MIDDLEWARE": {"path": "/"}}, "E008", "should be a list of rules"),
+        ({"MIDDLEWARE": [{"methods": [1]}]}, "E008", "methods [1] is not a list"),
+        ({"CACHE": ["default"]}, "E006", "should be text"),
+        ({"PROXY_HEADER": "X-Real-IP"}, "E006", "'X-Forwarded-For', 'Forwarded' or None"),
         ({"ENABLED": "no"}, "E006", "should be True or False, not 'no'"),
         ({"HEADERS": "RateLimit"}, "E006", "should list some of"),
         ({"HEADERS": ["X-Rate"]}, "E006", "should list some of"),
@@ -88,11 +91,17 @@ def test_proxies_that_are_not_set_are_warned_of_before_a_deployment(configure):
 
 @pytest.mark.parametrize(
     ("middleware", "warned"),
-    [([OURS], True), ([OURS, AUTHENTICATION], True), ([AUTHENTICATION, OURS], False), ([AUTHENTICATION], False)],
+    [([OURS], False), ([OURS, AUTHENTICATION], True), ([AUTHENTICATION, OURS], False), ([AUTHENTICATION], False)],
 )
 def test_the_middleware_must_come_after_authentication_while_it_counts_by_user(settings, middleware, warned):
     settings.MIDDLEWARE = middleware
     assert ([code for code, _ in found()] == ["W005"]) == warned
+
+
+def test_the_default_policy_does_not_matter_where_a_rule_matches_everything(settings, configure):
+    settings.MIDDLEWARE = [OURS, AUTHENTICATION]
+    configure(MIDDLEWARE=[{"path": "/", "exempt": True}])
+    assert found() == []
 
 
 def test_one_policy_name_with_two_definitions():

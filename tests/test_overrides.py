@@ -16,7 +16,7 @@ from rlaas_django import Policy, acheck, background, check, overrides, peek, ref
 from rlaas_django.limiter import give_back
 from rlaas_django.models import Override
 from rlaas_django.overrides import BLOCK, EVERY_POLICY, EXEMPT, LIMIT
-from rlaas_django.policy import ALGORITHMS
+from rlaas_django.policy import ALGORITHMS, TOKEN_BUCKET
 
 HOUR = 3_600_000
 
@@ -68,6 +68,30 @@ def test_one_for_a_policy_goes_before_one_for_all(client, clock):
     )
     assert not check("alice", Policy("p", "5/m")).allowed
     assert check("alice", Policy("free", "5/m")).allowed
+
+
+def test_one_that_ran_out_hides_no_other(server, clock):
+    overrides.publish(
+        "alice",
+        [
+            overrides.Override("alice", "p", EXEMPT, clock.ms + 1_000),
+            overrides.Override("alice", EVERY_POLICY, BLOCK, clock.ms + HOUR),
+        ],
+    )
+    assert check("alice", Policy("p", "5/m")).allowed
+    clock.tick(1_000)
+    assert not check("alice", Policy("p", "5/m")).allowed
+
+
+@pytest.mark.parametrize("back", [lambda policy, decision: refund(decision), lambda p, d: give_back("alice", p, 1)])
+def test_a_bucket_under_another_limit_gives_back_no_more_than_was_taken(server, back, clock):
+    policy = Policy("p", "600/m", algo=TOKEN_BUCKET)
+    override(LIMIT, limit=10, now=clock.ms)
+    check("alice", policy, cost=9)
+    decision = check("alice", policy)
+    clock.tick(500)
+    assert back(policy, decision)
+    assert peek("alice", policy).current_count == 9
 
 
 def test_a_blocked_identity_blocks_the_whole_request(clock):
@@ -133,6 +157,18 @@ class TestModel:
         self.set()
         with pytest.raises(IntegrityError):
             Override.objects.create(identity="alice", policy="", kind=BLOCK, until=timezone.now(), reason="again")
+
+    def test_who_is_second_ends_what_the_first_began(self, monkeypatch):
+        """The first one's row came after the second one had looked for it."""
+        self.set()
+        real, missed = Override._end, [True]
+
+        def end(found, by):
+            return None if missed and missed.pop() else real(found, by)
+
+        monkeypatch.setattr(Override, "_end", staticmethod(end))
+        self.set(EXEMPT)
+        assert [each.kind for each in Override.objects.active()] == [EXEMPT]
 
     def test_they_survive_redis_restarted_empty(self, client, monkeypatch):
         self.set()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
+import threading
 import time
 
 import pytest
@@ -100,8 +102,23 @@ def test_the_strongest_are_kept(monkeypatch, client):
     for i in range(6):
         ask(Policy("p", "1/m", key="ip"), 2 + i, address=f"203.0.113.{i}")
     stats.flush()
-    assert client.zcard(stats.watch_key("p")) == 3
+    assert len(stats.watched(["p"])) == 3
     assert sorted(stats.refused_today(["p"]).values()) == [4, 5, 6]
+
+
+def test_who_is_refused_now_is_watched_though_many_were_before(monkeypatch):
+    monkeypatch.setattr(stats, "MOST_IDENTITIES", 3)
+    earlier = time.time() - 2 * 3600
+    for address in ("203.0.113.97", "203.0.113.98", "203.0.113.99"):
+        ask(Policy("p", "1/m", key="ip"), 2, address=address)
+    noted = [(earlier, *note[1:]) for note in stats._notes]
+    stats._notes.clear()
+    stats._notes.extend(noted)
+    stats.flush()
+    for i in range(4):
+        ask(Policy("p", "1/m", key="ip"), 2, address=f"203.0.113.{i}")
+    stats.flush()
+    assert {who for _, who, _ in stats.watched(["p"])} == {f"ip=203.0.113.{i}" for i in (1, 2, 3)}
 
 
 def test_every_key_has_a_ttl_and_is_in_one_slot_of_a_cluster(client):
@@ -161,6 +178,34 @@ def test_statistics_never_fail_a_request(monkeypatch):
     monkeypatch.setattr(stats, "flush", lambda: 1 / 0)
     background.run()
     ask(Policy("p", "3/m", key="ip"), 2)
+
+
+def test_a_thread_that_cannot_start_fails_no_request(monkeypatch):
+    monkeypatch.setattr(background, "_owner", None)
+    monkeypatch.setattr("threading.Thread.start", lambda thread: (_ for _ in ()).throw(RuntimeError("no more threads")))
+    ask(Policy("p", "3/m", key="ip"))
+
+
+def test_a_request_does_a_round_only_where_the_thread_stands_still(monkeypatch):
+    done = []
+    monkeypatch.setattr(background, "_jobs", [lambda: done.append("quick")])
+    monkeypatch.setattr(background, "_slow_jobs", [lambda: done.append("slow")])
+    monkeypatch.setattr(background, "_round", threading.Lock())
+    monkeypatch.setattr(background, "_owner", os.getpid())
+    monkeypatch.setattr(background, "_last", time.monotonic())
+    background.wake()
+    assert done == []
+    background._last -= background.STALE + 1
+    background.wake()
+    background.wake()
+    assert done == ["quick"]
+
+
+async def test_a_round_never_runs_on_the_loop(monkeypatch):
+    monkeypatch.setattr(background, "_jobs", [lambda: pytest.fail("on the loop")])
+    monkeypatch.setattr(background, "_owner", os.getpid())
+    monkeypatch.setattr(background, "_last", time.monotonic() - 60)
+    background.wake()
 
 
 def test_notes_are_bounded():

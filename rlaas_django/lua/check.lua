@@ -19,10 +19,11 @@ local policies, pass = {}, true
 
 -- What an operator made hold for this identity instead: block, exempt or limit; until when; and the limit.
 local function override(key, name)
-  local found = redis.call("HMGET", key, name, "*")
-  local kind, ends, limit = string.match(found[1] or found[2] or "", "^(%a+):(%d+):(%d*)$")
-  if kind and tonumber(ends) > now then
-    return kind, tonumber(ends), tonumber(limit)
+  for _, found in ipairs(redis.call("HMGET", key, name, "*")) do
+    local kind, ends, limit = string.match(found or "", "^(%a+):(%d+):(%d*)$")
+    if kind and tonumber(ends) > now then
+      return kind, tonumber(ends), tonumber(limit)
+    end
   end
 end
 

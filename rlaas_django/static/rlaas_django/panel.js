@@ -80,6 +80,8 @@
     let asking = false;
     let failures = 0;
     let stopped = false;
+    // A page that tells that there is no Redis waits for it.
+    const usual = live.dataset.live === "unreachable" ? "waiting" : "live";
 
     const paused = () => button.getAttribute("aria-pressed") === "true";
 
@@ -112,7 +114,7 @@
       if (name === live.dataset.live) {
         show(live, fresh);
         tellTime(fresh.dataset.liveAt);
-        tell("live");
+        tell(usual);
       } else if (answer.status === 503) {
         tell("unreachable"); // what was seen last stays
       } else {
@@ -157,7 +159,7 @@
 
     button.addEventListener("click", () => {
       setPaused(!paused());
-      tell(paused() ? "paused" : "live");
+      tell(paused() ? "paused" : usual);
       later(0);
     });
     document.addEventListener("visibilitychange", () => later(0));
@@ -171,7 +173,7 @@
     if (remembered) setPaused(true);
     controls.hidden = false;
     tellTime(live.dataset.liveAt);
-    tell(remembered ? "paused" : live.dataset.live === "unreachable" ? "unreachable" : "live");
+    tell(remembered ? "paused" : usual);
     later(EVERY);
   }
 }

@@ -1,0 +1,132 @@
+"""Gates one upon another, and what async code has to leave alone."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.auth.models import AnonymousUser, User
+from django.http import HttpResponse
+from django.test import AsyncRequestFactory, RequestFactory
+from django.utils.functional import SimpleLazyObject
+
+from rlaas_django import Decision, rate_limit
+from rlaas_django.middleware import RateLimitMiddleware
+
+
+def ok(request):
+    return HttpResponse("ok")
+
+
+async def aok(request):
+    return HttpResponse("ok")
+
+
+def test_two_rates_one_upon_another_are_two_limits(clock):
+    view = rate_limit("100/h", key="ip")(rate_limit("2/m", key="ip")(ok))
+    assert [view(RequestFactory().get("/")).status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_a_rate_per_method_counts_each_method_alone(clock):
+    view = rate_limit("50/m", key="ip", method="GET")(rate_limit("3/m", key="ip", method="POST")(ok))
+    assert [view(RequestFactory().get("/")).status_code for _ in range(5)] == [200] * 5
+    assert [view(RequestFactory().post("/")).status_code for _ in range(4)] == [200] * 3 + [429]
+
+
+def test_each_of_two_equal_limits_keeps_its_own_conditions(clock):
+    view = rate_limit("2/m", key="ip")(rate_limit("2/m", key="ip", charge_when=lambda response: False)(ok))
+    responses = [view(RequestFactory().get("/")) for _ in range(3)]
+    assert [response.status_code for response in responses] == [200, 200, 429]
+    assert responses[1].headers["RateLimit"].count("r=2") == 1  # the inner one charged nothing
+
+
+def test_a_group_is_one_counter_also_one_upon_another(clock):
+    view = rate_limit("5/m", key="ip", group="g")(rate_limit("5/m", key="ip", group="g")(ok))
+    assert view(RequestFactory().get("/")).headers["X-RateLimit-Remaining"] == "4"
+
+
+@pytest.mark.parametrize(
+    "limit", [rate_limit(lambda request: None), rate_limit("5/m", method="POST"), rate_limit("5/m", block=False)]
+)
+async def test_every_view_finds_a_decision(limit):
+    seen = []
+
+    def look(request):
+        seen.append(request.rate_limit)
+        return ok(request)
+
+    async def alook(request):
+        return look(request)
+
+    limit(look)(RequestFactory().get("/"))
+    await limit(alook)(AsyncRequestFactory().get("/"))
+    assert [isinstance(each, Decision) and each.allowed for each in seen] == [True, True]
+
+
+def test_an_exempt_path_finds_a_decision_and_gets_no_headers(configure):
+    configure(MIDDLEWARE=[{"path": "/", "exempt": True}])
+    request = RequestFactory().get("/")
+    response = RateLimitMiddleware(ok)(request)
+    assert request.rate_limit.allowed
+    assert not [name for name in response.headers if "RateLimit" in name]
+
+
+async def test_a_user_that_somebody_set_is_left_alone():
+    """By a token's middleware, say; the session's would be another."""
+    request = AsyncRequestFactory().get("/")
+    request.user = User(pk=7)
+
+    async def session_user():
+        return AnonymousUser()
+
+    request.auser = session_user
+    await rate_limit("5/m", key="user")(aok)(request)
+    assert request.user.pk == 7
+    assert request.rate_limit.outcomes[0].identity == "7"
+
+
+async def test_a_user_still_to_be_found_out_is_asked_for_natively():
+    request = AsyncRequestFactory().get("/")
+    request.user = SimpleLazyObject(lambda: pytest.fail("through the database, on the loop"))
+
+    async def session_user():
+        return User(pk=7)
+
+    request.auser = session_user
+    await rate_limit("5/m", key="user")(aok)(request)
+    assert request.rate_limit.outcomes[0].identity == "7"
+
+
+def from_the_database(request):
+    return "5/m" if User.objects.count() >= 0 else None
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "limit",
+    [
+        rate_limit(from_the_database, key="ip"),
+        rate_limit("5/m", key=lambda request: f"of {User.objects.count()}"),
+        rate_limit("5/m", cost=lambda request: 1 + User.objects.count(), key="ip"),
+    ],
+)
+async def test_functions_of_the_site_may_ask_the_database_in_async_views_too(limit):
+    request = AsyncRequestFactory().get("/")
+    assert (await limit(aok)(request)).status_code == 200
+    assert request.rate_limit.remaining == 4
+
+
+async def test_a_function_that_raises_stopiteration_ends_the_request():
+    with pytest.raises(RuntimeError):
+        await rate_limit("5/m", key=lambda request: next(iter(())))(aok)(AsyncRequestFactory().get("/"))
+
+
+def test_a_user_without_a_key_counts_by_address():
+    request = RequestFactory().get("/")
+    request.user = User(username="unsaved")
+    rate_limit("5/m", key="user")(ok)(request)
+    assert request.rate_limit.outcomes[0].identity == "ip=127.0.0.1"
+
+
+def test_retry_after_goes_with_429_and_503_only(clock):
+    view = rate_limit("1/m", key="ip", response=lambda request, decision: HttpResponse("later", status=200))(ok)
+    view(RequestFactory().get("/"))
+    assert "Retry-After" not in view(RequestFactory().get("/")).headers

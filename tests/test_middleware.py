@@ -1,0 +1,481 @@
+"""RateLimitMiddleware: rules, users, and headers on whatever Django answers."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from asgiref.sync import iscoroutinefunction
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied, SuspiciousOperation
+from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
+from django.http import Http404, HttpResponse
+from django.template.response import TemplateResponse
+from django.test import RequestFactory
+from django.utils.datastructures import CaseInsensitiveMapping
+
+from rlaas_django import Policy, peek, rate_limit
+from rlaas_django.middleware import RateLimitMiddleware
+from tests.http import (
+    AUTHENTICATION,
+    EVERY_WAY,
+    OURS,
+    Site,
+    assert_clean_headers,
+    assert_refusal,
+    assert_waiting_helps,
+    counters,
+    ok,
+    rate_limit_fields,
+)
+
+ADDRESS = "203.0.113.9"
+POLICIES = {
+    "api": {"rate": "2/m", "key": "ip"},
+    "login": {"rate": "1/m", "key": "ip"},
+    "user": {"rate": "2/m", "key": "user"},
+    "wide": {"rate": "100/m", "key": "ip"},
+}
+ROUTES = ("", "api", "api/", "api/<path:rest>", "apiary", "login/", "healthz", "static/<path:rest>", "other")
+SESSIONS = "django.contrib.sessions.backends.signed_cookies"  # which need no database
+
+
+@pytest.fixture(params=EVERY_WAY)
+def site(request, settings, configure):
+    configure(POLICIES=POLICIES)
+    site = Site(request.param, settings)
+    site.serve({route: site.view(ok) for route in ROUTES}, middleware=[OURS])
+    return site
+
+
+def policies_at(site, where, method="get"):
+    """The names of the policies that hold for a request."""
+    response = site.ask(method, where)
+    return [*rate_limit_fields(response)[0]] if "RateLimit" in response.headers else []
+
+
+def charged(policy, identity=ADDRESS):
+    return peek({"ip": identity}, policy).current_count
+
+
+# Rules
+
+
+def test_without_a_rule_the_default_policy_holds_everywhere(site, clock):
+    assert site.statuses(3, "/") + site.statuses(3, "/other") == [200] * 5 + [429]
+    refused = site.get("/nowhere")
+    assert_refusal(refused, policies={"default": (5, 60)}, violated=["default"], wait=60)
+    assert_waiting_helps(refused, site.get, clock)
+
+
+@pytest.mark.parametrize(
+    ("rule", "paths", "others"),
+    [
+        ({"path": "/api"}, ["/api", "/api/", "/api/x", "/api/x/y?z=1", "/api//"], ["/", "/apiary", "/other"]),
+        ({"path": "/api/"}, ["/api/", "/api/x"], ["/", "/apiary"]),
+        ({"path": "/"}, ["/", "/api/x", "/nowhere"], []),
+        ({"regex": r"^/api/\w+$"}, ["/api/x"], ["/api/x/y", "/api/", "/other"]),
+        ({"regex": "y$"}, ["/apiary", "/api/x/y"], ["/api/"]),
+        ({"regex": "(?i)^/API"}, ["/api/x", "/apiary"], ["/"]),
+        ({}, ["/", "/other"], []),
+    ],
+)
+def test_a_rule_holds_for_its_paths_by_whole_segments_or_for_what_its_regex_finds(site, configure, rule, paths, others):
+    configure(MIDDLEWARE=[{**rule, "policies": ["wide"]}])
+    assert [policies_at(site, where) for where in paths] == [["wide"]] * len(paths)
+    assert [policies_at(site, where) for where in others] == [["default"]] * len(others)
+
+
+@pytest.mark.parametrize(
+    ("methods", "limited"),
+    [(["POST"], {"post"}), (["get"], {"get", "head"}), (["GET", "PUT"], {"get", "head", "put"})],
+)
+def test_a_rule_may_be_for_some_methods_and_head_goes_with_get(site, configure, methods, limited):
+    configure(MIDDLEWARE=[{"path": "/api", "methods": methods, "policies": ["wide"]}])
+    for method in ("get", "head", "post", "put"):
+        assert policies_at(site, "/api/", method) == (["wide"] if method in limited else ["default"])
+
+
+def test_an_exempt_path_is_not_counted_and_has_no_headers(site, configure, client):
+    configure(MIDDLEWARE=[{"path": "/healthz", "exempt": True}])
+    assert site.statuses(9, "/healthz") == [200] * 9
+    assert policies_at(site, "/healthz") == []
+    assert counters(client) == []
+
+
+def test_the_first_rule_that_matches_wins(site, configure):
+    configure(
+        MIDDLEWARE=[
+            {"path": "/api/open", "exempt": True},
+            {"path": "/api", "methods": ["POST"], "policies": ["login", "wide"]},
+            {"path": "/api", "policies": ["wide"]},
+            {"path": "/api", "policies": ["login"]},
+        ]
+    )
+    assert policies_at(site, "/api/open") == []
+    assert policies_at(site, "/api/x", "post") == ["login", "wide"]
+    assert policies_at(site, "/api/x") == ["wide"]
+    assert policies_at(site, "/") == ["default"]
+
+
+def test_the_paths_of_a_rule_share_one_counter(site, configure):
+    configure(MIDDLEWARE=[{"path": "/api", "policies": ["api"]}])
+    assert [site.get(f"/api/{n}").status_code for n in range(4)] == [200, 200, 429, 429]
+    assert charged("api") == 2
+
+
+@pytest.mark.parametrize(
+    "spell",
+    [
+        "/api/x{}",
+        "/api/x?{}",
+        "/api/x?q={}",
+        "/api/{}/../x",
+        "/api//x{}",
+        "/api/%2e%2e/x{}",
+        "/api/x;{}",
+        "/api/x%00{}",
+    ],
+)
+def test_varying_the_path_or_the_query_does_not_evade(site, configure, spell):
+    configure(MIDDLEWARE=[{"path": "/api", "policies": ["api"]}])
+    assert [site.get(spell.format(n)).status_code for n in range(4)][2:] == [429, 429]
+
+
+def test_several_policies_of_a_rule_are_decided_together(site, configure, clock):
+    configure(MIDDLEWARE=[{"path": "/api", "policies": ["wide", "login"]}])
+    site.get("/api/")
+    refused = site.get("/api/")
+    assert_refusal(refused, policies={"wide": (100, 60), "login": (1, 60)}, violated=["login"], wait=60)
+    assert charged("wide") == 1
+
+
+def test_where_the_site_is_mounted_does_not_matter(settings, configure):
+    """A rule is about the path inside the site."""
+    configure(POLICIES=POLICIES, MIDDLEWARE=[{"path": "/api", "policies": ["wide"]}])
+    site = Site("wsgi, def", settings)
+    site.serve({"api/": ok}, middleware=[OURS])
+    assert policies_at(site, "/api/") == ["wide"]
+    response = site.get("/api/", SCRIPT_NAME="/mounted")
+    assert [*rate_limit_fields(response)[0]] == ["wide"]
+
+
+# With decorators
+
+
+def test_a_policy_of_rule_and_decorator_is_charged_once(site, configure):
+    configure(MIDDLEWARE=[{"path": "/", "policies": ["api"]}])
+    site.serve(rate_limit("api")(site.view(ok)), middleware=[OURS])
+    assert site.statuses(3) == [200, 200, 429]
+    assert charged("api") == 2
+
+
+def test_the_default_policy_of_both_is_charged_once(site):
+    site.serve(rate_limit(site.view(ok)), middleware=[OURS])
+    assert site.statuses(6) == [200] * 5 + [429]
+
+
+def test_both_are_told_once_and_a_refusal_gives_back_what_the_rule_charged(site, configure, clock):
+    configure(MIDDLEWARE=[{"path": "/", "policies": ["wide"]}])
+    site.serve(rate_limit("1/m", key="ip", group="own")(site.view(ok)), middleware=[OURS])
+    assert rate_limit_fields(site.get())[0] == {"wide": (100, 60), "own": (1, 60)}
+    for _ in range(3):
+        told = assert_refusal(site.get(), policies=["wide", "own"], violated=["own"], wait=60)
+        assert told.usage["wide"][0] == 99
+    assert charged("wide") == 1
+
+
+def test_an_exempt_path_still_tells_what_a_decorator_decided(site, configure):
+    configure(MIDDLEWARE=[{"path": "/", "exempt": True}])
+    site.serve(rate_limit("login")(site.view(ok)), middleware=[OURS])
+    assert policies_at(site, "/") == ["login"]
+
+
+def test_the_view_sees_what_the_middleware_decided(site, clock):
+    site.serve(site.view(lambda request: HttpResponse(f"{request.rate_limit.remaining} left")), middleware=[OURS])
+    assert site.get().content == b"4 left"
+
+
+@pytest.mark.parametrize("options", [{"MIDDLEWARE": [{"exempt": True}]}, {"ENABLED": False}])
+def test_the_view_finds_a_decision_also_where_none_was_needed(site, configure, options):
+    configure(**options)
+    site.serve(site.view(lambda request: HttpResponse(f"{request.rate_limit.allowed}")), middleware=[OURS])
+    assert site.get().content == b"True"
+
+
+# Headers on every response
+
+
+def raising(error):
+    def view(request):
+        raise error
+
+    return view
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (Http404(), 404),
+        (PermissionDenied(), 403),
+        (SuspiciousOperation(), 400),
+        (RuntimeError(), 500),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+@pytest.mark.parametrize("decorated", [False, True])
+def test_pages_that_django_makes_of_exceptions_have_the_headers(site, clock, error, status, decorated):
+    site.raises = False
+    view = site.view(raising(error))
+    site.serve(rate_limit("9/m", group="own")(view) if decorated else view, middleware=[OURS])
+    response = site.get()
+    assert response.status_code == status
+    assert_clean_headers(response)
+    wanted = {"default": (5, 60), "own": (9, 60)} if decorated else {"default": (5, 60)}
+    assert rate_limit_fields(response)[0] == wanted
+    assert response.headers["X-RateLimit-Remaining"] == "4"
+
+
+def test_a_path_that_leads_nowhere_has_the_headers_too(site):
+    response = site.get("/nowhere")
+    assert (response.status_code, response.headers["X-RateLimit-Remaining"]) == (404, "4")
+
+
+@pytest.mark.parametrize("middleware", [[OURS], []])
+def test_headers_that_a_view_has_set_are_replaced(site, clock, middleware):
+    def view(request):
+        mine = {"ratelimit": "x", "RateLimit-Policy": "x", "X-RateLimit-Limit": "x", "X-RATELIMIT-RESET": "x"}
+        return HttpResponse("ok", headers=mine)
+
+    site.serve(rate_limit("9/m", group="own")(site.view(view)), middleware=middleware)
+    response = site.get()
+    assert_clean_headers(response)
+    assert "own" in rate_limit_fields(response)[0]
+    assert response.headers["X-RateLimit-Limit"] == ("5" if middleware else "9")
+    assert response.headers["X-RateLimit-Reset"] == "60"
+
+
+def test_a_view_s_own_429_is_left_alone(site):
+    site.own_body = True
+    mine = {"Retry-After": "7", "Cache-Control": "no-store"}
+    site.serve(site.view(lambda request: HttpResponse("mine", status=429, headers=mine)), middleware=[OURS])
+    response = site.get()
+    assert (response.content, response.headers["Retry-After"]) == (b"mine", "7")
+    assert response.headers["X-RateLimit-Remaining"] == "4"
+
+
+def test_a_page_that_is_rendered_later_is_rendered(site, settings):
+    loaders = [("django.template.loaders.locmem.Loader", {"page.html": "page"})]
+    settings.TEMPLATES = [
+        {"BACKEND": "django.template.backends.django.DjangoTemplates", "OPTIONS": {"loaders": loaders}}
+    ]
+    site.serve(site.view(lambda request: TemplateResponse(request, "page.html")), middleware=[OURS])
+    response = site.get()
+    assert (response.content, response.headers["X-RateLimit-Remaining"]) == (b"page", "4")
+
+
+# Users
+
+
+@pytest.fixture
+def with_users(site, settings):
+    settings.SESSION_ENGINE = SESSIONS
+    site.serve({route: site.view(ok) for route in ROUTES}, middleware=[*AUTHENTICATION, OURS])
+    return site
+
+
+@pytest.fixture
+def ann(db):
+    return User.objects.create(username="ann", pk=41)
+
+
+@pytest.fixture
+def bob(db):
+    return User.objects.create(username="bob", pk=42)
+
+
+@pytest.mark.parametrize("policy", ["user", "default"])
+def test_who_is_logged_in_is_counted_by_primary_key_from_any_address(with_users, configure, client, ann, policy):
+    configure(MIDDLEWARE=[{"policies": [policy]}])
+    with_users.log_in(ann)
+    assert [with_users.get(address=f"203.0.113.{n}").status_code for n in range(2)] == [200, 200]
+    prefix = "" if policy == "default" else f"{policy}/"
+    assert counters(client) == [f"rlaas:rate_limit:{prefix}41"]
+
+
+def test_users_at_one_address_do_not_share_a_counter(with_users, configure, ann, bob):
+    configure(MIDDLEWARE=[{"policies": ["user"]}])
+    with_users.log_in(ann)
+    assert with_users.statuses(3) == [200, 200, 429]
+    with_users.log_in(bob)
+    assert with_users.statuses(3) == [200, 200, 429]
+
+
+@pytest.mark.parametrize("policy", ["user", "default"])
+@pytest.mark.django_db
+def test_who_is_not_logged_in_is_counted_by_address_and_never_with_all_others(with_users, configure, client, policy):
+    configure(MIDDLEWARE=[{"policies": [policy]}])
+    for n in (1, 2):
+        assert with_users.get(address=f"203.0.113.{n}").status_code == 200
+    assert [key.rpartition("=")[2] for key in counters(client)] == ["203.0.113.1", "203.0.113.2"]
+
+
+def test_a_user_named_like_an_address_is_not_that_address(with_users, configure, client, ann):
+    configure(MIDDLEWARE=[{"policies": ["user"]}])
+    with_users.get(address="0.0.0.41")
+    with_users.log_in(ann)
+    with_users.get()
+    assert counters(client) == ["rlaas:rate_limit:user/41", "rlaas:rate_limit:user/ip=0.0.0.41"]
+
+
+def test_the_user_is_not_looked_up_when_an_address_is_all_it_takes(
+    with_users, configure, ann, django_assert_num_queries
+):
+    configure(MIDDLEWARE=[{"policies": ["api"]}])
+    with_users.log_in(ann)
+    with django_assert_num_queries(0):
+        assert with_users.statuses(3) == [200, 200, 429]
+
+
+def username(request):
+    return HttpResponse(request.user.username)
+
+
+async def ausername(request):
+    return HttpResponse((await request.auser()).username)
+
+
+@pytest.mark.parametrize(
+    ("way", "view"),
+    [("wsgi, def", username), ("asgi, def", username), ("asgi, async def", username), ("asgi, async def", ausername)],
+)
+def test_the_user_is_looked_up_once_and_is_the_view_s_too(settings, ann, django_assert_num_queries, way, view):
+    site = Site(way, settings)
+    settings.SESSION_ENGINE = SESSIONS
+    site.serve(rate_limit("9/m", key="user")(view), middleware=[*AUTHENTICATION, OURS])
+    site.log_in(ann)
+    with django_assert_num_queries(1):
+        assert site.get().content == b"ann"
+
+
+def test_an_exempt_path_looks_nobody_up(with_users, configure, ann, django_assert_num_queries):
+    configure(MIDDLEWARE=[{"exempt": True}])
+    with_users.log_in(ann)
+    with django_assert_num_queries(0):
+        with_users.get()
+
+
+def test_rates_keys_and_costs_may_ask_for_the_user(with_users, ann, bob):
+    """Also where the view is async, and `request.user` must not reach for the database."""
+    limit = rate_limit(
+        lambda request: "4/m" if request.user.username == "ann" else "2/m",
+        key=lambda request: request.user.username,
+        cost=lambda request: 2 if request.user.is_authenticated else 1,
+    )
+    with_users.serve(limit(with_users.view(ok)), middleware=AUTHENTICATION)
+    with_users.log_in(ann)
+    assert with_users.statuses(3) == [200, 200, 429]
+    with_users.log_in(bob)
+    assert with_users.statuses(2) == [200, 429]
+
+
+def test_a_site_without_users_counts_by_address(site, client):
+    site.get()
+    assert counters(client) == ["rlaas:rate_limit:ip=203.0.113.9"]
+
+
+# The class and the handlers
+
+
+def test_the_middleware_is_what_the_rest_of_the_chain_is():
+    async def anext_in_line(request):
+        return HttpResponse("ok")
+
+    assert not iscoroutinefunction(RateLimitMiddleware(ok))
+    assert iscoroutinefunction(RateLimitMiddleware(anext_in_line))
+    assert RateLimitMiddleware.sync_capable
+    assert RateLimitMiddleware.async_capable
+
+
+def test_the_middleware_lets_an_exception_pass_and_runs_the_view_once():
+    runs, error = [], RuntimeError()
+
+    def view(request):
+        runs.append(request)
+        raise error
+
+    with pytest.raises(RuntimeError) as caught:
+        RateLimitMiddleware(view)(RequestFactory().get("/"))
+    assert caught.value is error
+    assert len(runs) == 1
+
+
+@pytest.mark.django_db  # Django closes its connections after a request
+def test_a_wsgi_server_gets_429s(settings):
+    Site("wsgi, def", settings).serve(ok, middleware=[OURS])
+    application, told, bodies = WSGIHandler(), [], []
+    for _ in range(6):
+        environ = RequestFactory().get("/", REMOTE_ADDR=ADDRESS).environ
+        body = application(environ, lambda status, headers: told.append((status, dict(headers))))
+        bodies.append(b"".join(body))
+        body.close()
+    assert [status for status, _ in told] == ["200 OK"] * 5 + ["429 Too Many Requests"]
+    refused = SimpleNamespace(status_code=429, headers=CaseInsensitiveMapping(told[5][1]), content=bodies[5])
+    assert_refusal(refused, policies={"default": (5, 60)})
+
+
+@pytest.mark.django_db
+async def test_an_asgi_server_gets_429s(settings):
+    Site("asgi, async def", settings).serve(ok, middleware=[OURS])
+    application, told, bodies = ASGIHandler(), [], []
+
+    async def receive():
+        if not asked:
+            asked.append(True)
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        if message["type"] == "http.response.start":
+            told.append((message["status"], message["headers"]))
+        else:
+            bodies.append(message["body"])
+
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "client": (ADDRESS, 1)}
+    for _ in range(6):
+        asked = []
+        await application({**scope, "headers": [(b"host", b"testserver")]}, receive, send)
+    assert [status for status, _ in told] == [200] * 5 + [429]
+    headers = {name.decode(): value.decode() for name, value in told[5][1]}
+    refused = SimpleNamespace(status_code=429, headers=CaseInsensitiveMapping(headers), content=bodies[5])
+    assert_refusal(refused, policies={"default": (5, 60)})
+
+
+def test_turned_off_nothing_is_counted(site, configure, client):
+    configure(ENABLED=False)
+    assert site.statuses(9) == [200] * 9
+    assert policies_at(site, "/") == []
+    assert counters(client) == []
+
+
+def test_a_shadow_policy_in_a_rule_refuses_nobody(site, configure):
+    configure(POLICIES={"trial": {"rate": "1/m", "key": "ip", "shadow": True}}, MIDDLEWARE=[{"policies": ["trial"]}])
+    assert site.statuses(4) == [200] * 4
+    assert charged(Policy("trial", "1/m", key="ip")) == 1
+
+
+def test_a_response_of_the_site_s_own_may_be_a_template_response(site, configure, settings, clock):
+    """Django renders a view's, not a middleware's."""
+    site.own_body = True
+    loaders = [("django.template.loaders.locmem.Loader", {"sorry.html": "sorry"})]
+    settings.TEMPLATES = [
+        {"BACKEND": "django.template.backends.django.DjangoTemplates", "OPTIONS": {"loaders": loaders}}
+    ]
+    configure(RESPONSE=lambda request, decision: TemplateResponse(request, "sorry.html", status=429))
+    site.statuses(5)
+    refused = site.get()
+    assert_refusal(refused, policies=["default"], own_body=True)
+    assert refused.content == b"sorry"

@@ -1,0 +1,300 @@
+"""Signals, and the lines of the logger `rlaas_django`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+from types import SimpleNamespace
+
+import pytest
+from django.http import HttpResponse
+
+from rlaas_django import Policy, check, log, rate_limit
+from rlaas_django.signals import backend_failed, rate_limited
+from tests.http import EVERY_WAY, OURS, Site, assert_refusal, ok
+
+ADDRESS = "203.0.113.9"
+
+
+@pytest.fixture(params=EVERY_WAY)
+def site(request, settings):
+    return Site(request.param, settings)
+
+
+def sync_receiver(heard):
+    def receiver(sender, **facts):
+        heard.append(facts)
+
+    return receiver
+
+
+def async_receiver(heard):
+    async def receiver(sender, **facts):
+        await asyncio.sleep(0)
+        heard.append(facts)
+
+    return receiver
+
+
+@pytest.fixture(params=[sync_receiver, async_receiver])
+def hear(request):
+    """What a signal's receiver, sync or async, was told."""
+    connected = []
+
+    def connect(signal):
+        heard = []
+        receiver = request.param(heard)
+        signal.connect(receiver, weak=False)
+        connected.append((signal, receiver))
+        return heard
+
+    yield connect
+    for signal, receiver in connected:
+        signal.disconnect(receiver)
+
+
+@pytest.fixture
+def gone(settings):
+    entry = {**settings.CACHES["default"], "LOCATION": "unix:///nowhere.sock"}
+    settings.CACHES = {**settings.CACHES, "default": entry}
+
+
+# rate_limited
+
+
+def test_a_refusal_is_told_with_request_and_decision(site, hear, clock):
+    heard = hear(rate_limited)
+    site.serve(rate_limit("1/m", key="ip", group="g")(site.view(ok)))
+    site.get("/?n=1")
+    assert heard == []
+    assert_refusal(site.get("/?n=2"), policies=["g"])
+    (facts,) = heard
+    assert facts["request"].GET["n"] == "2"
+    decision = facts["decision"]
+    assert (decision.allowed, decision.policy, decision.retry_after) == (False, "g", 60.0)
+    assert decision.outcomes[0].identity == f"ip={ADDRESS}"
+
+
+def test_what_a_shadow_would_have_refused_is_told_as_allowed(site, hear, clock):
+    heard = hear(rate_limited)
+    site.serve(rate_limit("9/m", Policy("trial", "1/m", shadow=True), group="g")(site.view(ok)))
+    assert site.statuses(2) == [200, 200]
+    (facts,) = heard
+    assert facts["decision"].allowed
+    assert [(str(each.policy), each.allowed) for each in facts["decision"].outcomes] == [("g", True), ("trial", False)]
+
+
+def test_a_limit_that_does_not_block_is_told_too(site, hear):
+    heard = hear(rate_limited)
+    site.serve(rate_limit("1/m", block=False)(site.view(ok)))
+    assert site.statuses(3) == [200] * 3
+    assert len(heard) == 2
+    assert not heard[0]["decision"].allowed
+
+
+def test_a_refusal_is_told_once_however_many_gates_it_meets(site, hear, configure):
+    configure(POLICIES={"p": {"rate": "1/m", "key": "ip"}}, MIDDLEWARE=[{"policies": ["p"]}])
+    heard = hear(rate_limited)
+    site.serve(rate_limit("p", block=False)(rate_limit("p")(site.view(ok))), middleware=[])
+    assert site.statuses(3) == [200, 429, 429]
+    assert len(heard) == 2
+
+
+def test_the_middleware_tells_too(site, hear):
+    heard = hear(rate_limited)
+    site.serve(site.view(ok), middleware=[OURS])
+    site.statuses(7)
+    assert [str(facts["decision"].policy) for facts in heard] == ["default", "default"]
+
+
+def test_nothing_is_told_when_turned_off(site, hear, configure):
+    heard = [hear(rate_limited), hear(backend_failed)]
+    configure(ENABLED=False)
+    site.serve(rate_limit("1/m")(site.view(ok)))
+    site.statuses(3)
+    assert heard == [[], []]
+
+
+def raising(sender, **facts):
+    raise RuntimeError("a receiver's own")
+
+
+async def araising(sender, **facts):
+    raise RuntimeError("a receiver's own")
+
+
+@pytest.mark.parametrize("receiver", [raising, araising])
+def test_a_receiver_that_raises_breaks_neither_the_refusal_nor_the_others(site, hear, receiver):
+    rate_limited.connect(receiver)
+    try:
+        heard = hear(rate_limited)
+        site.serve(rate_limit("1/m", group="g")(site.view(ok)))
+        site.get()
+        assert_refusal(site.get(), policies=["g"])
+        assert len(heard) == 1
+    finally:
+        rate_limited.disconnect(receiver)
+
+
+# backend_failed
+
+
+@pytest.mark.parametrize(("on_failure", "status"), [("open", 200), ("closed", 503)])
+def test_a_server_that_is_gone_is_told_with_error_and_decision(site, hear, gone, on_failure, status):
+    heard, refused = hear(backend_failed), hear(rate_limited)
+    site.serve(rate_limit("5/m", on_failure=on_failure)(site.view(ok)))
+    assert site.get().status_code == status
+    (facts,) = heard
+    assert isinstance(facts["error"], Exception)
+    assert facts["decision"].degraded
+    assert facts["decision"].allowed == (status == 200)
+    assert refused == []
+
+
+def test_a_server_that_is_gone_is_told_also_without_a_request(hear, gone):
+    heard = hear(backend_failed)
+    assert check("alice").degraded
+    assert len(heard) == 1
+
+
+@pytest.mark.parametrize("receiver", [raising, araising])
+def test_a_receiver_that_raises_does_not_break_a_request_without_redis(site, gone, receiver):
+    backend_failed.connect(receiver)
+    try:
+        site.serve(rate_limit("5/m")(site.view(ok)))
+        assert site.get().status_code == 200
+    finally:
+        backend_failed.disconnect(receiver)
+
+
+# The log
+
+
+@pytest.fixture
+def lines(caplog, configure, monkeypatch):
+    """The lines of our logger, and nothing that earlier tests left to be told."""
+    configure(LOG_LINES_PER_SECOND=1000)
+    monkeypatch.setattr(log, "_left_out", 0)
+    caplog.set_level(logging.DEBUG, logger="rlaas_django")
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "rlaas_django"]
+
+
+def test_a_refusal_is_one_line_with_policy_identity_count_and_wait(site, lines, clock):
+    site.serve(rate_limit("2/m", key="ip", group="g")(site.view(ok)))
+    site.statuses(2)
+    assert lines() == []
+    clock.tick(1500)
+    site.get("/?secret=1")
+    (line,) = lines()
+    for fact in ("policy=g", f"identity=ip={ADDRESS}", "count=2/2", "retry_after=58.500", "GET /"):
+        assert fact in line
+    assert "secret" not in line
+
+
+def test_one_line_is_one_refusal_also_when_two_policies_refuse(site, lines, clock):
+    site.serve(rate_limit("1/m", "1/h", key="ip", group="g")(site.view(ok)))
+    site.statuses(2)
+    (line,) = lines()
+    assert "g-3600s" in line
+
+
+def test_what_a_shadow_would_refuse_can_be_told_from_a_refusal(site, lines):
+    site.serve(rate_limit("1/m", shadow=True, group="g")(site.view(ok)))
+    site.statuses(2)
+    (line,) = lines()
+    assert "would be refused" in line
+
+
+def test_a_wait_without_end_can_be_logged(site, lines):
+    site.serve(rate_limit("1/m", cost=2)(site.view(ok)))
+    site.get()
+    (line,) = lines()
+    assert "inf" in line
+
+
+@pytest.mark.parametrize(
+    "text", ["\n", "\r\n", "\x1b[2J", "\0", "\x7f", "\u2028", "\x85", "\u202e", "\ud800"], ids=lambda text: repr(text)
+)
+def test_control_characters_are_escaped(settings, configure, lines, text):
+    """In what a client can write: a path, and a key."""
+    by_name = {"rate": "1/m", "key": lambda request: f"ann{text}refused policy=x"}
+    configure(POLICIES={"p": by_name}, MIDDLEWARE=[{"policies": ["p"]}])
+    site = Site("wsgi, def", settings)
+    site.serve(ok, middleware=[OURS])
+    raw = f"/a{text}refused policy=x".encode("utf-8", "surrogatepass").decode("latin-1")
+    for _ in range(2):
+        site.get("/a", PATH_INFO=raw)
+    (line,) = lines()
+    assert line.isascii()
+    assert line.isprintable()
+
+
+def test_a_path_of_any_length_is_a_line_of_bounded_length(site, lines):
+    site.serve({"<path:rest>": rate_limit("1/m", key=lambda request: "x" * 10_000)(site.view(ok))})
+    for _ in range(2):
+        site.get("/" + "x" * 10_000)
+    (line,) = lines()
+    assert len(line) < 1000
+
+
+class Second:
+    """A clock for the log; no two tests share a second."""
+
+    starts = itertools.count(1_000_000, 1000)
+
+    def __init__(self, monkeypatch):
+        self.now = float(next(self.starts))
+        monkeypatch.setattr(log, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+
+def test_at_most_so_many_lines_a_second_with_a_count_of_what_was_left_out(site, lines, configure, monkeypatch):
+    second = Second(monkeypatch)
+    configure(LOG_LINES_PER_SECOND=3)
+    site.serve(rate_limit("1/m")(site.view(ok)))
+    site.statuses(11)
+    assert len(lines()) == 3
+    second.now += 1
+    site.get()
+    told = lines()[3:]
+    assert [line for line in told if re.search(r"\b7 lines were left out", line)]
+    assert told[-1].startswith("refused")
+
+
+def test_the_line_that_counts_is_one_of_the_lines(site, lines, configure, monkeypatch):
+    second = Second(monkeypatch)
+    configure(LOG_LINES_PER_SECOND=3)
+    site.serve(rate_limit("1/m")(site.view(ok)))
+    for n in range(4):
+        before = len(lines())
+        site.statuses(9)
+        assert len(lines()) - before <= 3, f"second {n}"
+        second.now += 1
+
+
+def test_no_lines_at_all_if_so_wished(site, lines, configure):
+    configure(LOG_LINES_PER_SECOND=0)
+    site.serve(rate_limit("1/m")(site.view(ok)))
+    site.statuses(3)
+    assert lines() == []
+
+
+def test_what_nobody_reads_is_not_counted_as_left_out(site, lines, configure, monkeypatch, caplog):
+    second = Second(monkeypatch)
+    configure(LOG_LINES_PER_SECOND=1)
+    caplog.set_level(logging.CRITICAL, logger="rlaas_django")
+    site.serve(rate_limit("1/m")(site.view(ok)))
+    site.statuses(5)
+    caplog.set_level(logging.DEBUG, logger="rlaas_django")
+    second.now += 1
+    site.get()
+    assert [line.split()[0] for line in lines()] == ["refused"]
+
+
+def test_a_server_that_is_gone_is_logged_as_an_error(site, lines, gone, caplog):
+    site.serve(rate_limit("5/m")(site.view(lambda request: HttpResponse())))
+    site.get()
+    errors = [record for record in caplog.records if record.name == "rlaas_django" and record.levelname == "ERROR"]
+    assert len(errors) == 1
+    assert "Redis could not be asked" in errors[0].getMessage()

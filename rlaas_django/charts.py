@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from django.utils import timezone
-from django.utils.formats import date_format, number_format
+from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -29,6 +29,10 @@ class Bar(NamedTuple):
     @property
     def total(self) -> int:
         return self.allowed + self.refused + self.shadowed
+
+    @property
+    def time(self) -> str:
+        return f"{self.start:%H:%M}"  # hundreds on a page: date_format is ten times as slow
 
 
 def bars(minutes: Sequence[Minute], per_bar: int) -> list[Bar]:
@@ -65,10 +69,10 @@ def axis(shown: Sequence[Bar]) -> SafeString:
     """The times below a chart: its beginning, its middle and its end."""
     if not shown:
         return SafeString()
-    times = (shown[0].start, shown[len(shown) // 2].start, shown[-1].start)
+    times = (shown[0].time, shown[len(shown) // 2].time, shown[-1].time)
     return format_html(
         '<div class="rlaas-axis" aria-hidden="true">{}</div>',
-        format_html_join("", "<span>{}</span>", ((date_format(time, "H:i"),) for time in times)),
+        format_html_join("", "<span>{}</span>", ((time,) for time in times)),
     )
 
 
@@ -97,8 +101,8 @@ def _title(bar: Bar) -> str:
         told.append(_("%(number)s refused") % {"number": _number(bar.refused)})
     if bar.shadowed:
         told.append(_("%(number)s would have been refused") % {"number": _number(bar.shadowed)})
-    return f"{date_format(bar.start, 'H:i')}: {', '.join(told)}"
+    return f"{bar.time}: {', '.join(told)}"
 
 
 def _number(number: int) -> str:
-    return number_format(number, force_grouping=True)
+    return number_format(number, force_grouping=True) if number >= 1000 else str(number)

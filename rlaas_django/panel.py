@@ -156,14 +156,23 @@ def server_state() -> ServerState:
 
 
 def _our_memory(size: int) -> int | None:
-    """Bytes of all keys that we wrote, reckoned from a few; the same few as long as the keys are."""
+    """Bytes of all keys that we wrote: the counters reckoned from a few, the statistics, few and large, as they are."""
+    today = int(time.time()) // stats.DAY
+    known = [stats.stats_key(name, day) for name in policies() for day in (today - 1, today)]
+    known += [stats.refusals_key(name) for name in policies()]
     try:
-        ((_cursor, keys),) = backend.execute([("SCAN", 0, "COUNT", SAMPLE)])
-        ours = [key for key in keys if key.startswith(b"rlaas:")]
-        weights = [weight or 0 for weight in backend.execute([("MEMORY", "USAGE", key) for key in ours])]
-    except (backend.UnavailableError, TypeError):
+        ((_cursor, sample),) = backend.execute([("SCAN", 0, "COUNT", SAMPLE)])
+        counters = [key for key in map(_text, sample) if key.startswith(PREFIX)]
+        replies = backend.execute([("MEMORY", "USAGE", key) for key in (*counters, *known)])
+    except backend.UnavailableError:  # such as a server that does not know the command
         return None
-    return size * sum(weights) // len(keys) if keys else 0
+    weights = [int(reply or 0) for reply in replies]
+    reckoned = size * sum(weights[: len(counters)]) // max(1, len(sample))
+    return reckoned + sum(weights[len(counters) :])
+
+
+def _text(key: bytes | str) -> str:
+    return key.decode() if isinstance(key, bytes) else key
 
 
 def ping() -> float:
@@ -223,7 +232,7 @@ def active(cursor: int, name: str | None = None) -> tuple[list[Row], int, int]:
         ((cursor, keys),) = backend.execute([("SCAN", cursor, "MATCH", pattern, "COUNT", count)])
         cursor, looked_at, count = int(cursor), looked_at + count, 2 * count  # more at once where few are found
         for key in keys:
-            pair = parse_key(key.decode() if isinstance(key, bytes) else key)
+            pair = parse_key(_text(key))
             if pair and (name is None or pair[0] == name):
                 found[pair] = None
         if cursor == 0 or len(found) >= PAGE:

@@ -113,7 +113,7 @@ class _Round:
             used = 100 * (outcome.limit - outcome.remaining) // outcome.limit
             if used >= WATCH_FROM:
                 # Of those as near their limit, who was seen last goes first.
-                level = used + (not outcome.allowed) + at / 1e11
+                level = used + (not outcome.allowed) + at % HOUR / HOUR
                 watched = self.watched[name, int(at) // HOUR]
                 watched[outcome.identity] = max(level, watched.get(outcome.identity, 0))
 
@@ -124,7 +124,7 @@ class _Round:
             yield _call("ranks", refused_key(name, day), DAY + 7200, refused.most_common(MOST_IDENTITIES))
         for (name, hour), watched in self.watched.items():
             strongest = sorted(watched.items(), key=lambda item: -item[1])[:MOST_IDENTITIES]
-            yield _call("levels", watch_key(name, hour), 3 * HOUR, [(who, f"{level:.4f}") for who, level in strongest])
+            yield _call("levels", watch_key(name, hour), 3 * HOUR, [(who, f"{level:.7f}") for who, level in strongest])
         for name, lines in self.refusals.items():
             yield backend.Call(NOTE, (refusals_key(name),), (0, "lines", 7 * DAY, MOST_REFUSALS, *lines))
 

@@ -117,6 +117,7 @@ def test_who_is_refused_now_is_watched_though_many_were_before(monkeypatch):
     stats.flush()
     for i in range(4):
         ask(Policy("p", "1/m", key="ip"), 2, address=f"203.0.113.{i}")
+        time.sleep(0.002)  # who was seen last goes first, to the millisecond
     stats.flush()
     assert {who for _, who, _ in stats.watched(["p"])} == {f"ip=203.0.113.{i}" for i in (1, 2, 3)}
 

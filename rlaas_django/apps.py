@@ -1,10 +1,11 @@
 from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
 
 
 class RlaasDjangoConfig(AppConfig):
     name = "rlaas_django"
     default_auto_field = "django.db.models.BigAutoField"
-    verbose_name = "Rate limits"
+    verbose_name = _("Rate limits")
 
     def ready(self) -> None:
         from . import checks  # noqa: F401  (registers them)

@@ -18,7 +18,7 @@ from django.utils.functional import SimpleLazyObject, empty
 
 from . import backend, conf, limiter, log, responses, signals, stats
 from .identity import Requester, asks_the_site, needs_user
-from .policy import DEFAULT, Decision, Outcome, Policy, PolicyError, Rate, strictest
+from .policy import DEFAULT, Decision, Outcome, Policy, PolicyError, Rate, shown, strictest
 
 Respond = Callable[[HttpRequest, Decision], Any]
 
@@ -272,7 +272,7 @@ def _cost(gate: Gate, request: HttpRequest) -> int:
     cost = gate.cost(request) if callable(gate.cost) else gate.cost
     if type(cost) is int and cost >= 0:
         return cost
-    log.error("The cost %r is not a whole number of at least 0; it is taken for 1.", cost)
+    log.error("The cost %s is not a whole number of at least 0; it is taken for 1.", shown(cost))
     return 1
 
 

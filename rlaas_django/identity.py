@@ -90,7 +90,10 @@ def kind_of(key: Any) -> str:
 def _named(kind: str, name: object) -> str:
     if isinstance(name, bool) or not isinstance(name, (str, int, UUID)):
         raise TypeError(f"An identity is text, a whole number or a UUID, not {name!r}.")
-    text = str(name)
+    try:
+        text = str(name)
+    except ValueError:  # a number of more digits than Python writes in tens
+        text = f"{name:x}"
     if not text:
         raise ValueError(f"An identity of kind {kind!r} is empty; all who have none would share one counter.")
     if kind == "user":

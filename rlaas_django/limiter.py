@@ -13,14 +13,18 @@ from .policy import (
     ALGORITHMS,
     DEFAULT,
     FIXED_WINDOW,
+    MAX_PRODUCT,
     TOKEN_BUCKET,
     Decision,
     Outcome,
     Policy,
     PolicyError,
     seconds,
+    shown,
 )
 from .scripts import CHECK, REFUND, RESET
+
+NEVER_FITS = 2 * MAX_PRODUCT  # beyond every limit; what is larger is as hopeless, and may be too long to send
 
 Policies = str | Policy | Sequence[str | Policy] | None
 
@@ -174,7 +178,8 @@ def _terms(policy: Policy, default_algo: str) -> Terms:
 
 def _plan(identity: Identity, policy: Policies, cost: int, charge: bool = True) -> Plan:
     if type(cost) is not int or cost < 0:
-        raise ValueError(f"The cost {cost!r} is not a whole number of at least 0.")
+        raise ValueError(f"The cost {shown(cost)} is not a whole number of at least 0.")
+    cost = min(cost, NEVER_FITS)
     policies = _chosen(policy, conf.config())
     identities = tuple(identify(identity, each) for each in policies)
     return _plan_pairs(policies, identities, cost, charge)

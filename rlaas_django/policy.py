@@ -57,6 +57,14 @@ def nearest(word: object, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else "."
 
 
+def shown(value: object) -> str:
+    """A value in a message; Python refuses to write a number of some thousand digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+
+
 @dataclass(frozen=True, slots=True)
 class Rate:
     """So many units per window of whole seconds.
@@ -71,14 +79,14 @@ class Rate:
     def __post_init__(self) -> None:
         for word, number in (("limit", self.limit), ("window", self.window)):
             if type(number) is not int:
-                raise PolicyError(f"The {word} {number!r} is not a whole number; {RATE_FORMS}.")
+                raise PolicyError(f"The {word} {shown(number)} is not a whole number; {RATE_FORMS}.")
             if number < 1:
-                raise PolicyError(f"The {word} {number} is below 1; {RATE_FORMS}.")
+                raise PolicyError(f"The {word} {shown(number)} is below 1; {RATE_FORMS}.")
         if self.window > YEAR:
-            raise PolicyError(f"The window of {self.window} seconds is over a year; at most {YEAR} will do.")
+            raise PolicyError(f"The window of {shown(self.window)} seconds is over a year; at most {YEAR} will do.")
         if self.limit > self.most(self.window):
             raise PolicyError(
-                f"The limit {self.limit} is too large to be counted exactly over {self.window} seconds; "
+                f"The limit {shown(self.limit)} is too large to be counted exactly over {self.window} seconds; "
                 f"at most {self.most(self.window)} will do."
             )
 
@@ -100,8 +108,8 @@ class Rate:
                 case (limit, window):
                     return cls(limit, window)
         except PolicyError as error:
-            raise PolicyError(f"{value!r} is not a rate. {error}") from None
-        raise PolicyError(f"{value!r} is not a rate; {RATE_FORMS}.")
+            raise PolicyError(f"{shown(value)} is not a rate. {error}") from None
+        raise PolicyError(f"{shown(value)} is not a rate; {RATE_FORMS}.")
 
     def __str__(self) -> str:
         unit = next(unit for unit in "dhms" if self.window % _UNITS[unit] == 0)
@@ -170,9 +178,10 @@ class Policy:
 
     def _burst_problems(self, burst: object) -> Iterable[str]:
         if type(burst) is not int or burst < 1:
-            yield f"burst {burst!r} is not a whole number of at least 1."
+            yield f"burst {shown(burst)} is not a whole number of at least 1."
         elif isinstance(self.rate, Rate) and burst > Rate.most(self.rate.window):
-            yield f"burst {burst} is too large to be counted exactly; at most {Rate.most(self.rate.window)} will do."
+            most = Rate.most(self.rate.window)
+            yield f"burst {shown(burst)} is too large to be counted exactly; at most {most} will do."
         if self.algo not in (None, TOKEN_BUCKET):
             yield f"burst goes with {TOKEN_BUCKET!r}, not with {self.algo!r}."
 

@@ -73,7 +73,9 @@ class Minute(NamedTuple):
 
 
 def flush() -> None:
-    """Write what was noted. What Redis does not take is dropped: statistics are not worth a queue."""
+    """Write what was noted; while Redis is away, the latest notes wait for it."""
+    if _notes:
+        backend.execute([("PING",)])
     written = _Round()
     while True:
         try:

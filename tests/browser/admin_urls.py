@@ -1,0 +1,35 @@
+"""The admin and a few limited views, as the browser tests of the panel serve them."""
+
+from __future__ import annotations
+
+from django.contrib.admin import AdminSite
+from django.contrib.auth.admin import UserAdmin
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+
+from rlaas_django import rate_limit
+from rlaas_django.admin import RateLimitAdmin, RateLimitsOfUser
+from rlaas_django.models import RateLimit
+
+
+class UsersWithLimits(RateLimitsOfUser, UserAdmin):
+    """What a site writes to have the counts on a user's own page."""
+
+
+site = AdminSite()
+site.register(User, UsersWithLimits)
+site.register(RateLimit, RateLimitAdmin)
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+urlpatterns = [
+    path("favicon.ico", lambda request: HttpResponse(status=204)),
+    path("admin/", site.urls),
+    path("checkout/", rate_limit("5/h", group="checkout")(ok)),
+    path("login/", rate_limit("login")(ok)),
+    path("search/", rate_limit("search", "trial")(ok)),
+]

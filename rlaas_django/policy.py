@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -165,6 +166,9 @@ class Policy:
             raise PolicyError(f"Policy {name!r}: {problem}")
 
     def _problems(self) -> Iterable[str]:
+        for word, function in (("rate", self.rate), ("key", self.key)):
+            if inspect.iscoroutinefunction(function):
+                yield f"{word} {function!r} is an async function; write a plain one."
         if not is_key(self.key):
             yield f"key {self.key!r} is not known{nearest(self.key, KEYS)} {KEY_FORMS}."
         if self.algo is not None and self.algo not in ALGORITHMS:

@@ -92,6 +92,10 @@ def test_a_policy_equals_its_name():
     assert policy != 5
 
 
+async def later(request):
+    return "5/m"
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -107,6 +111,8 @@ def test_a_policy_equals_its_name():
         ({"key": "header:"}, "key 'header:' is not known"),
         ({"key": "cookie:x"}, "key 'cookie:x' is not known"),
         ({"key": None}, "key None is not known"),
+        ({"key": later}, "is an async function; write a plain one"),
+        ({"rate": later}, "is an async function; write a plain one"),
         ({"algo": "sliding-windw-algo"}, "did you mean 'sliding-window-algo'?"),
         ({"algo": "leaky"}, "Write one of fixed-window-algo"),
         ({"burst": 0, "algo": TOKEN_BUCKET}, "burst 0 is not a whole number of at least 1"),

@@ -103,6 +103,8 @@ class Limit:
             raise PolicyError(
                 f"The cost {gate.cost!r} is not a whole number of at least 0, nor a function of a request."
             )
+        if iscoroutinefunction(gate.cost):
+            raise PolicyError(f"The cost {gate.cost!r} is an async function; write a plain one.")
         self.gates: dict[str, Gate] = {}  # by the name of the view
         named = [limit for limit in self.limits if isinstance(limit, (str, Policy))]
         if (options or group) and len(named) == len(self.limits):

@@ -8,7 +8,7 @@ from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
 from django.utils.functional import SimpleLazyObject
 
-from rlaas_django import Decision, rate_limit
+from rlaas_django import Decision, PolicyError, rate_limit
 from rlaas_django.middleware import RateLimitMiddleware
 
 
@@ -130,3 +130,8 @@ def test_retry_after_goes_with_429_and_503_only(clock):
     view = rate_limit("1/m", key="ip", response=lambda request, decision: HttpResponse("later", status=200))(ok)
     view(RequestFactory().get("/"))
     assert "Retry-After" not in view(RequestFactory().get("/")).headers
+
+
+def test_an_async_cost_is_refused_when_it_is_written():
+    with pytest.raises(PolicyError, match="async function"):
+        rate_limit("5/m", cost=aok)

@@ -11,7 +11,7 @@ from rlaas_django import Outcome
 
 def answer(request: HttpRequest, text: str = "Here you are.", status: int = 200) -> JsonResponse:
     """An allowed request's response; the limiter adds the headers."""
-    outcomes = request.rate_limit.outcomes if request.rate_limit else ()  # none: this request has no limit
+    outcomes = [outcome for outcome in request.rate_limit.outcomes if outcome.identity]  # nobody: there is no limit
     return JsonResponse({"text": text, "figures": [figures(outcome) for outcome in outcomes]}, status=status)
 
 

@@ -68,7 +68,10 @@ def peek_each(pairs: Sequence[tuple[Policy, str]]) -> tuple[Outcome, ...]:
 
 
 def unlimited() -> Decision:
-    """The decision where nothing was asked: rate limiting is off, or does not concern this request."""
+    """The decision where nothing was asked: rate limiting is off, or does not concern this request.
+
+    Its outcome is the default policy's, of an identity '': nobody.
+    """
     return Decision(True, (failure.unasked(conf.config().policy(DEFAULT), ""),))
 
 

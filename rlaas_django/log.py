@@ -24,10 +24,6 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-def info(message: str, *args: Any) -> None:
-    _line(logging.INFO, message, *args)
-
-
 def warning(message: str, *args: Any) -> None:
     _line(logging.WARNING, message, *args)
 

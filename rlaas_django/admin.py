@@ -145,7 +145,12 @@ class RateLimitAdmin(_ModelAdmin):
             try:
                 return view(request, **named)
             except backend.UnavailableError as error:
-                context = {"title": _("Redis cannot be reached"), "error": error, "acted": request.method == "POST"}
+                context = {
+                    "title": _("Redis cannot be reached"),
+                    "error": error,
+                    "acted": request.method == "POST",
+                    "breakers": panel.breakers(),
+                }
                 return self._render(request, "unreachable", context, 503)
 
         return self.admin_site.admin_view(update_wrapper(page, view))
@@ -202,6 +207,7 @@ class RateLimitAdmin(_ModelAdmin):
             "hour_refused": sum(each["hour_refused"] for each in summaries),
             "top": [(people[who], name, number) for (name, who), number in top],
             "server": panel.server_state(),
+            "breakers": panel.breakers(),
             "degraded": sum(minute.degraded for name in policies for minute in series[name][-5:]),
         }
         return self._render(request, "overview", context)

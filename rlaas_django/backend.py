@@ -1,7 +1,6 @@
-"""The only module that knows Redis: connections from the site's CACHES, and scripts run on them, sync and async.
+"""The only module that knows Redis: the site's cache, what is sent there, and what an answer means.
 
-A script that may have run is never sent again. So commands go over a connection of the pool and not through redis-py's
-client, which repeats a call that timed out when the cache is configured to.
+A call is a dialogue without I/O of its own, which `run` and `arun` carry out.
 """
 
 from __future__ import annotations
@@ -9,176 +8,307 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Generator, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import redis
-import redis.asyncio
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from django.utils.module_loading import import_string
+from redis.exceptions import (
+    AskError,
+    MovedError,
+    NoScriptError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.sentinel import SentinelConnectionPool
 
 from . import conf
+from .cluster import ConnectionFactory
 from .scripts import Script
+from .server import Batch, Message, Server, UnavailableError, pack
+from .sites import Address, Cluster, Dialogue, Sentinel, Site
+
+__all__ = ["Call", "UnavailableError", "arun", "call", "client", "execute", "nodes", "run", "site"]
 
 Command = tuple[Any, ...]
 
-# What our connections take over from the cache's pool; the rest is of redis-py's own making, or repeats calls.
+# What our connections take over from the cache's; the rest is of redis-py's own making, or repeats calls.
 _SHARED_OPTIONS = {
     *("host", "port", "path", "db", "username", "password", "credential_provider", "client_name", "protocol"),
-    *("socket_timeout", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options", "socket_type"),
-    *("encoding", "encoding_errors", "health_check_interval"),
+    *("socket_keepalive", "socket_keepalive_options", "socket_type", "encoding", "encoding_errors"),
     "server",  # fakeredis'
 }
 
-MOST_CONNECTIONS = 100  # per process, and per loop
-LONGEST_WAIT = 5.0  # seconds for one of them, where the cache sets no socket timeout
-
-
-class UnavailableError(Exception):
-    """Redis could not be asked, or gave an error for an answer; the cause is what it said."""
+MOST_CONNECTIONS = 100  # per process and server
+PAUSE = 0.003  # seconds between two looks for a slot that is on its way from node to node
+ASKING = pack(("ASKING",)).packed
 
 
 class Call(NamedTuple):
     """A script with its keys and arguments, ready to be sent."""
 
+    site: Site
     script: Script
-    keys: tuple[str, ...]
-    args: tuple[str | int, ...]
+    key: str  # one of its keys; all are in the same slot
+    packed: bytes
+    replies: int = 1
 
 
-def run(call: Call) -> Any:
-    """Run a script on the server of the site's cache, and give its reply; UnavailableError when there is none."""
+def call(script: Script, keys: Sequence[str], args: Iterable[str | int]) -> Call:
+    return Call(site(), script, keys[0], pack(("EVALSHA", script.sha, len(keys), *keys, *args)).packed)
+
+
+def run(call: Call, *, patient: bool = False) -> Any:
+    """Run a script where its keys are, and give its reply; UnavailableError when there is none."""
+    server = call.site.server(call.key)
+    if server is None or server.breaker.error is not None:
+        return _carry_out(_dialogue(call.site, call.key, call, call.script), patient)
     try:
-        return _run(call)
+        return server.send(call, patient=patient)
+    except ResponseError as error:
+        return _carry_out(_dialogue(call.site, call.key, call, call.script, after=(server, error)), patient)
     except RedisError as error:
         raise UnavailableError(str(error)) from error
 
 
 async def arun(call: Call) -> Any:
     """As `run`, natively async."""
-    try:
-        return await _arun(call)
-    except RedisError as error:
-        raise UnavailableError(str(error)) from error
+    return await _acarry_out(_dialogue(call.site, call.key, call, call.script))
 
 
-def execute(commands: Sequence[Command]) -> list[Any]:
-    """Run plain commands of one key each, in one round trip; for statistics and pages, not for decisions."""
+def execute(commands: Sequence[Command], node: Server | None = None) -> list[Any]:
+    """Run plain commands of one key each, in one round trip per slot; those without a key name a node.
+
+    For statistics and pages, not for decisions.
+    """
+    here = site()
     if not commands:
         return []
-    try:
-        pipeline: Any = client(conf.config().cache).pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
-        replies: list[Any] = pipeline.execute()
-    except RedisError as error:
-        raise UnavailableError(str(error)) from error
+    if node is not None or not here.clustered:
+        whole = pack(*commands)
+        key = str(commands[0][1]) if len(commands[0]) > 1 else ""
+        replies = _carry_out(_dialogue(here, key, whole, node=node), patient=True)
+        return replies if whole.replies > 1 else [replies]
+    replies = []
+    for command in commands:
+        replies.append(_carry_out(_dialogue(here, str(command[1]), pack(command)), patient=True))
     return replies
 
 
-def _run(call: Call) -> Any:
-    pool = _pool()
-    connection: Any = pool.get_connection()
+def nodes() -> list[Server]:
+    """The servers that have keys."""
+    here = site()
+    if not here.servers():
+        _carry_out(here.find(), patient=False)
+    return here.servers()
+
+
+def _carry_out(dialogue: Dialogue, patient: bool) -> Any:
     try:
-        dialogue = _dialogue(call)
-        command = next(dialogue)
+        server, what = next(dialogue)
         while True:
             try:
-                connection.send_command(*command)
-                reply = connection.read_response()
-            except ResponseError as error:
-                command = dialogue.throw(error)
+                reply = server.send(what, patient=patient) if server else time.sleep(what)  # type: ignore[func-returns-value]
+            except RedisError as error:
+                server, what = dialogue.throw(error)
             else:
-                command = dialogue.send(reply)
+                server, what = dialogue.send(reply)
     except StopIteration as done:
         return done.value
-    except ResponseError:
-        raise  # the server answered, and the connection is in order
-    except BaseException:
-        connection.disconnect()  # a reply may still be on its way, and must not reach the next caller
-        raise
-    finally:
-        pool.release(connection)
+    except (RedisError, RedisClusterException) as error:
+        raise UnavailableError(str(error)) from error
 
 
-async def _arun(call: Call) -> Any:
-    pool = await _async_pool()
-    connection = await pool.get_connection()
+async def _acarry_out(dialogue: Dialogue) -> Any:
     try:
-        dialogue = _dialogue(call)
-        command = next(dialogue)
+        server, what = next(dialogue)
         while True:
             try:
-                await connection.send_command(*command)
-                reply = await connection.read_response()
-            except ResponseError as error:
-                command = dialogue.throw(error)
+                reply = await (server.asend(what) if server else asyncio.sleep(what))
+            except RedisError as error:
+                server, what = dialogue.throw(error)
             else:
-                command = dialogue.send(reply)
+                server, what = dialogue.send(reply)
     except StopIteration as done:
         return done.value
-    except ResponseError:
-        raise
-    except BaseException:
-        await connection.disconnect(nowait=True)
-        raise
-    finally:
-        await pool.release(connection)
+    except (RedisError, RedisClusterException) as error:
+        raise UnavailableError(str(error)) from error
 
 
-def _dialogue(call: Call) -> Generator[Command, Any, Any]:
-    """The commands that run a script. NOSCRIPT says that it did not run; then that server is given it, to keep."""
-    command = ("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
+def _dialogue(
+    here: Site,
+    key: str,
+    message: Message,
+    script: Script | None = None,
+    node: Server | None = None,
+    after: tuple[Server, ResponseError] | None = None,
+) -> Dialogue:
+    """Send a message where its key is. Every error that leads to another attempt says that nothing was run."""
+    asking = False
+    if after is None:
+        server = yield from _reach(here, key, node or here.server(key))
+    else:
+        server, asking = yield from _another_way(here, key, after[0], asking, script, after[1])
+    ends = time.monotonic() + server.timeout
+    while True:
+        try:
+            if not asking:
+                return (yield server, message)
+            return (yield server, Batch(ASKING + message.packed, message.replies + 1))[-1]
+        except ResponseError as error:
+            if time.monotonic() > ends:
+                raise
+            server, asking = yield from _another_way(here, key, server, asking, script, error)
+
+
+def _another_way(
+    here: Site, key: str, server: Server, asking: bool, script: Script | None, error: ResponseError
+) -> Dialogue:
+    """After an answer that says that nothing was run: to whom to send it next, and whether to say ASKING there."""
+    if isinstance(error, NoScriptError) and script is not None:
+        yield server, pack(("SCRIPT", "LOAD", script.text))  # to keep: what EVAL brings may be dropped again
+        return server, asking
+    if isinstance(error, (AskError, MovedError)) and not isinstance(here, Cluster):
+        raise UnavailableError(
+            f"{server.name} is a node of a cluster, and the cache's client is for a single server: set OPTIONS"
+            "['CONNECTION_FACTORY'] of the cache to 'rlaas_django.cluster.ConnectionFactory'."
+        ) from error
+    if isinstance(here, Cluster):
+        if isinstance(error, AskError):
+            return here.at(error.host, error.port, server), True
+        if isinstance(error, MovedError):
+            yield from here.moved(error.slot_id, here.at(error.host, error.port, server))
+            return (yield from _reach(here, key, here.server(key))), False
+        if isinstance(error, TryAgainError):
+            yield None, PAUSE
+            return (yield from _reach(here, key, here.server(key))), False
+    server.breaker.complain(error)
+    raise error
+
+
+def _reach(here: Site, key: str, server: Server | None) -> Dialogue:
+    """A server that may be asked for a key. Who is to try one that did not answer looks first whether another has
+    taken its place; where that takes long, the next one tries."""
+    if server is not None and server.breaker.error is None:
+        return server
+    if server is not None and not server.breaker.admits():
+        raise UnavailableError(str(server.breaker.error)) from server.breaker.error
+    started = time.monotonic()
     try:
-        return (yield command)
-    except NoScriptError:
-        yield ("SCRIPT", "LOAD", call.script.text)
-        return (yield command)
+        yield from here.find()
+    except UnavailableError:
+        if server is None or time.monotonic() - started > server.timeout / 2:
+            raise
+    found = here.server(key)
+    if found is None:
+        raise UnavailableError("No node of the cluster has the key's slot.")
+    if found is not server and not found.breaker.admits():
+        raise UnavailableError(str(found.breaker.error)) from found.breaker.error
+    return found
 
 
-# One pool per alias for the process, and one per running loop, each with the entry of CACHES that it was made of:
-# another entry (override_settings) means another pool.
-_pools: dict[str, tuple[dict[str, Any], redis.ConnectionPool]] = {}
-_async_pools: dict[asyncio.AbstractEventLoop, dict[str, tuple[dict[str, Any], Any, AsyncGenerator[None]]]] = {}
+# One per alias for the process, with what it was made of: another entry of CACHES (override_settings) is another site.
+_sites: dict[str, tuple[dict[str, Any], float, Site]] = {}
+_inherited: list[Any] = []
 _lock = threading.Lock()
 
 
-def _renew_lock() -> None:
+def _start_anew() -> None:
+    """In a fork: the sockets are the parent's. They are kept from the garbage collector, as closing one would disturb
+    the parent's loop."""
     global _lock
-    _lock = threading.Lock()  # the parent's may have been held
+    _lock = threading.Lock()
+    _inherited.append(dict(_sites))
+    _sites.clear()
 
 
-os.register_at_fork(after_in_child=_renew_lock)
+os.register_at_fork(after_in_child=_start_anew)
 
 
-def _pool() -> redis.ConnectionPool:
-    alias = conf.config().cache
+def site() -> Site:
+    config = conf.config()
+    alias, timeout = config.cache, config.timeout
     entry = conf.cache_entry(alias)
-    known = _pools.get(alias)
-    if known is None or known[0] is not entry:
-        model = client(alias).connection_pool
-        pool: Any = redis.BlockingConnectionPool
-        known = _pools[alias] = entry, pool(connection_class=model.connection_class, **_options(model))
-    return known[1]
+    known = _sites.get(alias)
+    if known is not None and known[0] is entry and known[1] == timeout:
+        return known[2]
+    with _lock:
+        known = _sites.get(alias)
+        if known is None or known[0] is not entry or known[1] != timeout:
+            known = _sites[alias] = entry, timeout, _site(alias, entry, timeout)
+        return known[2]
 
 
-def _options(model: redis.ConnectionPool) -> dict[str, Any]:
-    """Of a pool of ours, like the cache's: a pool that is used up makes its callers wait. An error would be answered
-    as a server that is down, and to ask often enough at once would be a way around every limit."""
-    options = {
-        option: value
-        for option, value in model.connection_kwargs.items()
-        if option in _SHARED_OPTIONS or option.startswith("ssl_")
+def connection_options(alias: str) -> dict[str, Any]:
+    """What the cache's own connections are made of; nothing is asked of a server."""
+    entry = conf.cache_entry(alias)
+    factory = _cluster_factory(entry)
+    if factory is not None:
+        return factory.node_options(_locations(entry)[0])
+    options: dict[str, Any] = client(alias).connection_pool.connection_kwargs
+    return options
+
+
+def _cluster_factory(entry: dict[str, Any]) -> ConnectionFactory | None:
+    options = entry.get("OPTIONS") or {}
+    factory = import_string(options["CONNECTION_FACTORY"]) if options.get("CONNECTION_FACTORY") else None
+    return factory(options) if factory and issubclass(factory, ConnectionFactory) else None
+
+
+def _locations(entry: dict[str, Any]) -> list[str]:
+    location = entry["LOCATION"]
+    return [*location] if isinstance(location, (list, tuple, set)) else str(location).split(",")
+
+
+def _site(alias: str, entry: dict[str, Any], timeout: float) -> Site:
+    factory = _cluster_factory(entry)
+    if factory is not None:
+        return _cluster([factory.node_options(url) for url in _locations(entry)], timeout)
+    pool: Any = client(alias).connection_pool
+    if not isinstance(pool, SentinelConnectionPool):
+        return Site(_server(pool.connection_class, pool.connection_kwargs, timeout, pool.max_connections))
+
+    kind = redis.SSLConnection if issubclass(pool.connection_class, redis.SSLConnection) else redis.Connection
+
+    def master(address: Address) -> Server:
+        return _server(kind, {**pool.connection_kwargs, **_at(address)}, timeout, pool.max_connections)
+
+    manager: Any = pool.sentinel_manager
+    sentinels = [each.connection_pool for each in manager.sentinels]
+    return Sentinel(
+        pool.service_name,
+        [_server(each.connection_class, each.connection_kwargs, timeout) for each in sentinels],
+        master,
+    )
+
+
+def _cluster(seeds: list[dict[str, Any]], timeout: float) -> Cluster:
+    kind = seeds[0].get("connection_class", redis.Connection)
+    most = seeds[0].get("max_connections", MOST_CONNECTIONS)
+
+    def node(address: Address) -> Server:
+        return _server(kind, {**seeds[0], **_at(address)}, timeout, most)
+
+    return Cluster([node((seed.get("host", "localhost"), int(seed.get("port", 6379)))) for seed in seeds], node)
+
+
+def _at(address: Address) -> dict[str, Any]:
+    return {"host": address[0], "port": address[1]}
+
+
+def _server(kind: Any, options: dict[str, Any], timeout: float, most: int = MOST_CONNECTIONS) -> Server:
+    shared = {
+        option: value for option, value in options.items() if option in _SHARED_OPTIONS or option.startswith("ssl_")
     }
-    return {
-        **options,
-        "max_connections": min(model.max_connections, MOST_CONNECTIONS),
-        "timeout": options.get("socket_timeout") or LONGEST_WAIT,
-    }
+    return Server(kind, {"protocol": 2, **shared}, timeout, min(most, MOST_CONNECTIONS))
 
 
-def client(alias: str) -> redis.Redis:
+def client(alias: str) -> Any:
     """The raw client of a cache, for writing: django-redis' or Django's own."""
     entry = conf.cache_entry(alias)
     cache: Any = caches[alias]
@@ -186,54 +316,9 @@ def client(alias: str) -> redis.Redis:
         raw = cache.client.get_client(True) if hasattr(cache, "client") else cache._cache.get_client(write=True)
     except (AttributeError, NotImplementedError):
         raw = None
-    if not isinstance(raw, redis.Redis):
+    if not isinstance(raw, (redis.Redis, redis.RedisCluster)):
         raise ImproperlyConfigured(
             f"RATE_LIMITER['CACHE'] names {alias!r}, whose backend {entry.get('BACKEND')!r} gives no Redis client; "
             f"use {conf.REDIS_BACKENDS}."
         )
     return raw
-
-
-async def _async_pool() -> Any:
-    loop = asyncio.get_running_loop()
-    alias = conf.config().cache
-    entry = conf.cache_entry(alias)
-    known = _async_pools.get(loop, {}).get(alias)
-    if known is None or known[0] is not entry:
-        model = client(alias).connection_pool
-        connection_class = _async_connection_class(model.connection_class)
-        pool: Any = redis.asyncio.BlockingConnectionPool(connection_class=connection_class, **_options(model))
-        guard = _closing_with_the_loop(loop, alias, pool)
-        with _lock:
-            for dead in [each for each in _async_pools if each.is_closed()]:
-                del _async_pools[dead]
-            _async_pools.setdefault(loop, {})[alias] = entry, pool, guard
-        await anext(guard)
-        return pool
-    return known[1]
-
-
-async def _closing_with_the_loop(loop: asyncio.AbstractEventLoop, alias: str, pool: Any) -> AsyncGenerator[None]:
-    """Suspended until the loop shuts its generators down, which is the last chance to close a connection in order."""
-    try:
-        yield
-    finally:
-        with _lock:
-            mine = _async_pools.get(loop, {})
-            if alias in mine and mine[alias][1] is pool:
-                del mine[alias]
-            if not mine:
-                _async_pools.pop(loop, None)
-        await pool.disconnect()
-
-
-def _async_connection_class(sync: Any) -> Any:
-    if sync.__module__.partition(".")[0] == "fakeredis":
-        import fakeredis
-
-        return getattr(fakeredis, "FakeAsyncRedisConnection", None) or fakeredis.FakeAsyncConnection
-    if issubclass(sync, redis.SSLConnection):
-        return redis.asyncio.SSLConnection
-    if issubclass(sync, redis.UnixDomainSocketConnection):
-        return redis.asyncio.UnixDomainSocketConnection
-    return redis.asyncio.Connection

@@ -62,15 +62,16 @@ def _cache(alias: str) -> Iterator[conf.Problem]:
         yield conf.Problem("E005", str(error))
         return
     try:
-        options = backend.client(alias).connection_pool.connection_kwargs
+        options = backend.connection_options(alias)
     except Exception as error:  # noqa: BLE001  (whatever a cache backend raises when it cannot be made)
         yield conf.Problem("E007", f"RATE_LIMITER['CACHE'] should name a cache on Redis; {alias!r} is not: {error}")
         return
     if options.get("socket_timeout") is None and "server" not in options:
         yield conf.Problem(
             "W001",
-            f"CACHES[{alias!r}] sets no socket timeout; while Redis hangs, a request waits for redis-py's default: "
-            "5 seconds since redis-py 8, for ever before.",
+            f"CACHES[{alias!r}] sets no socket timeout. The limiter has its own, RATE_LIMITER['TIMEOUT']; but while "
+            "Redis hangs, whatever else uses this cache waits for redis-py's default: 5 seconds since redis-py 8, for "
+            "ever before.",
             _timeout_hint(entry),
         )
 

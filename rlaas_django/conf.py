@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.encoding import force_bytes
 from django.utils.module_loading import import_string
 
-from .policy import ALGORITHMS, DEFAULT, SLIDING_WINDOW, Policy, PolicyError, nearest, unknown_algorithm
+from .policy import ALGORITHMS, DEFAULT, SLIDING_WINDOW, Policy, PolicyError, nearest, shown, unknown_algorithm
 
 DEFAULTS: dict[str, Any] = {
     "ENABLED": True,
@@ -23,6 +23,10 @@ DEFAULTS: dict[str, Any] = {
     "POLICIES": {},
     "MIDDLEWARE": [],
     "CACHE": "default",
+    "TIMEOUT": 0.1,
+    "LOCAL_REFUSALS": True,
+    "LOCAL_SHARE": 1,
+    "LOCAL_IDENTITIES": 10_000,
     "TRUSTED_PROXIES": None,
     "PROXY_HEADER": None,
     "IPV6_PREFIX": 64,
@@ -32,6 +36,12 @@ DEFAULTS: dict[str, Any] = {
 }
 POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow")
 RULE_OPTIONS = ("path", "regex", "methods", "policies", "exempt")
+_BOUNDS = {
+    "IPV6_PREFIX": (1, 128),
+    "LOG_LINES_PER_SECOND": (0, 1_000_000),
+    "LOCAL_SHARE": (1, 1_000_000),
+    "LOCAL_IDENTITIES": (1, 10_000_000),
+}
 HEADER_FAMILIES = ("RateLimit", "X-RateLimit")
 REDIS_BACKENDS = "django_redis.cache.RedisCache or django.core.cache.backends.redis.RedisCache"
 PROXY_HEADERS = {
@@ -81,6 +91,10 @@ class Config:
     enabled: bool
     algo: str
     cache: str
+    timeout: float
+    local_refusals: bool
+    local_share: int
+    local_identities: int
     policies: Mapping[str, Policy]  # the default policy among them
     rules: tuple[Rule, ...]
     proxies: tuple[Network | str, ...]
@@ -105,14 +119,26 @@ def with_head(methods: Iterable[str]) -> frozenset[str]:
     return frozenset(upper | {"HEAD"} if "GET" in upper else upper)
 
 
+# Where Django keeps the settings that were read before; they are taken out when they change. To ask `settings` itself
+# takes ten times as long, and every request asks.
+_read_before = vars(settings)
+
+
 def raw() -> Any:
-    return getattr(settings, "RATE_LIMITER", None)
+    try:
+        return _read_before["RATE_LIMITER"]
+    except KeyError:
+        return getattr(settings, "RATE_LIMITER", None)
+
+
+def caches() -> Any:
+    return _read_before.get("CACHES") or settings.CACHES
 
 
 def cache_entry(alias: str) -> dict[str, Any]:
     """The entry of CACHES for an alias; its identity changes when the setting does."""
     try:
-        entry: dict[str, Any] = settings.CACHES[alias]
+        entry: dict[str, Any] = caches()[alias]
     except KeyError:
         raise ImproperlyConfigured(
             f"RATE_LIMITER['CACHE'] should name an alias in CACHES, not {alias!r}{nearest(alias, settings.CACHES)}"
@@ -165,6 +191,10 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
         enabled=options["ENABLED"],
         algo=options["USE_ALGO"],
         cache=options["CACHE"],
+        timeout=float(options["TIMEOUT"]),
+        local_refusals=options["LOCAL_REFUSALS"],
+        local_share=options["LOCAL_SHARE"],
+        local_identities=options["LOCAL_IDENTITIES"],
         policies=policies,
         rules=rules,
         proxies=proxies,
@@ -189,12 +219,16 @@ def _unknown_keys(value: Mapping[str, Any]) -> Iterator[Problem]:
 def _wrong_values(options: Mapping[str, Any]) -> Iterator[Problem]:
     if options["USE_ALGO"] not in ALGORITHMS:
         yield Problem("E002", f"RATE_LIMITER['USE_ALGO']: {unknown_algorithm(options['USE_ALGO'])}")
-    if type(options["ENABLED"]) is not bool:
-        yield Problem("E006", f"RATE_LIMITER['ENABLED'] should be True or False, not {options['ENABLED']!r}.")
-    for key, least, most in (("IPV6_PREFIX", 1, 128), ("LOG_LINES_PER_SECOND", 0, 1_000_000)):
+    for key in ("ENABLED", "LOCAL_REFUSALS"):
+        if type(options[key]) is not bool:
+            yield Problem("E006", f"RATE_LIMITER[{key!r}] should be True or False, not {shown(options[key])}.")
+    for key, (least, most) in _BOUNDS.items():
         number = options[key]
         if type(number) is not int or not least <= number <= most:
-            yield Problem("E006", f"RATE_LIMITER[{key!r}] should be {least} to {most}, not {number!r}.")
+            yield Problem("E006", f"RATE_LIMITER[{key!r}] should be {least} to {most}, not {shown(number)}.")
+    timeout = options["TIMEOUT"]
+    if type(timeout) not in (int, float) or not 0 < timeout <= 60:
+        yield Problem("E006", f"RATE_LIMITER['TIMEOUT'] should be seconds, above 0 and up to 60, not {shown(timeout)}.")
     if not isinstance(options["CACHE"], str):
         yield Problem("E006", f"RATE_LIMITER['CACHE'] should be text, not {options['CACHE']!r}.")
     if options["PROXY_HEADER"] not in [*PROXY_HEADERS]:

@@ -6,7 +6,7 @@ several of them name is charged once, and a refusal gives back what gates before
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -16,9 +16,9 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.functional import SimpleLazyObject, empty
 
-from . import backend, conf, limiter, log, responses, signals, stats
+from . import backend, conf, limiter, log, refusals, responses, signals, stats
 from .identity import Requester, asks_the_site, needs_user
-from .policy import DEFAULT, Decision, Outcome, Policy, PolicyError, Rate, shown, strictest
+from .policy import DEFAULT, Decision, Outcome, Policy, PolicyError, Rate, shown, strictest, undecided
 
 Respond = Callable[[HttpRequest, Decision], Any]
 
@@ -35,6 +35,10 @@ class Gate:
     charge_when: Callable[[HttpResponseBase], Any] | None = None
     charge_on_error: bool = True
 
+    def __post_init__(self) -> None:
+        if self.charge_when is not None or not self.charge_on_error:
+            refusals.refundable.update(str(policy) for policy in self.policies)
+
 
 class Visit:
     """What was decided about a request so far."""
@@ -43,24 +47,22 @@ class Visit:
         self.outcomes: dict[str, Outcome] = {}
         self.decisions: list[Decision] = []
         self.costs: dict[str, int] = {}
-        self.degraded: set[str] = set()
+        self.whole: Decision | None = None  # all of them as one, once somebody wanted it
 
     def add(self, decision: Decision, cost: int) -> None:
+        self.whole = None if self.outcomes else decision
         self.decisions.append(decision)
         for outcome in decision.outcomes:
             self.outcomes[outcome.policy.name] = outcome
             self.costs[outcome.policy.name] = cost
-            if decision.degraded:
-                self.degraded.add(outcome.policy.name)
 
-    def decision(self, names: list[str] | None = None) -> Decision | None:
+    def decision(self, names: Collection[str] | None = None) -> Decision | None:
         """As one decision: of these policies, or of all."""
-        outcomes = tuple(outcome for name, outcome in self.outcomes.items() if names is None or name in names)
-        if not outcomes:
-            return None
-        allowed = all(outcome.allowed or outcome.policy.shadow for outcome in outcomes)
-        refusing = [outcome for outcome in outcomes if not (outcome.allowed or outcome.policy.shadow)]
-        return Decision(allowed, outcomes, degraded=any(o.policy.name in self.degraded for o in refusing or outcomes))
+        if names is not None and len(names) < len(self.outcomes):
+            return _as_one([outcome for name, outcome in self.outcomes.items() if name in names])
+        if self.whole is None:
+            self.whole = _as_one(self.outcomes.values())
+        return self.whole
 
     def given_back(self, decision: Decision) -> None:
         """The figures that a client is told after a refund."""
@@ -68,6 +70,12 @@ class Visit:
             name = outcome.policy.name
             restored = min(outcome.limit, outcome.remaining + self.costs[name]) if outcome.allowed else 0
             self.outcomes[name] = outcome._replace(remaining=max(outcome.remaining, restored))
+        self.whole = None
+
+
+def _as_one(outcomes: Iterable[Outcome]) -> Decision | None:
+    told = tuple(outcomes)
+    return Decision(all(each.allowed or each.policy.shadow for each in told), told) if told else None
 
 
 def visit_of(request: HttpRequest) -> Visit:
@@ -196,7 +204,7 @@ class Passage:
         if fresh:
             self.decision = yield Step(limiter.check, limiter.acheck, (who, fresh), {"cost": cost})
             yield from self._record(self.decision, cost)
-        return [policy.name for policy in policies]
+        return {policy.name for policy in policies}
 
     def after(self, response: HttpResponseBase) -> Steps:
         if not isinstance(response, HttpResponseBase):
@@ -219,7 +227,7 @@ class Passage:
         self.visit.add(decision, cost)
         _annotate(self.request, self.visit.decision())
         stats.note(decision, self.request.method or "", self.request.path)
-        refused = [] if decision.degraded else [outcome for outcome in decision.outcomes if not outcome.allowed]
+        refused = [each for each in decision.outcomes if not each.allowed and not undecided(each)]
         if refused:
             _log(self.request, strictest(refused), self.gate.block)
             facts = {"request": self.request, "decision": decision}

@@ -28,17 +28,27 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 # Everything printable in ASCII but the space and what has a meaning in our keys: : / = { } %
 _SAFE = "!\"#$&'()*+,;<>?@[\\]^`|~"
+_PLAIN = re.compile(r"[\w.@+-]{1,128}", re.ASCII).fullmatch
 
 
-def redis_key(policy: Policy, identity: str, algo: str, window: int) -> str:
-    """Where a policy counts an identity by an algorithm; the fixed window adds its index in the script."""
+def redis_key(policy: Policy, identity: str, algo: str, window: int, *, tagged: bool = False) -> str:
+    """Where a policy counts an identity by an algorithm; the fixed window adds its index in the script.
+
+    Tagged, for a cluster, where all keys of an identity are to be in one slot.
+    """
+    return identity.join(key_parts(policy, algo, window, tagged=tagged))
+
+
+def key_parts(policy: Policy, algo: str, window: int, *, tagged: bool) -> tuple[str, str]:
+    """What is before and after the identity in a key."""
     scope = "" if policy.name == DEFAULT else f"{policy.name}/"
-    return f"{PREFIX}{scope}{identity}{ENDINGS[algo].format(window=window)}"
+    before, after = ("{", "}") if tagged else ("", "")
+    return f"{PREFIX}{scope}{before}", f"{after}{ENDINGS[algo].format(window=window)}"
 
 
-def override_key(identity: str) -> str:
-    """Where an operator's exceptions for an identity are."""
-    return f"{OVERRIDES}{identity}"
+def override_parts(*, tagged: bool) -> tuple[str, str]:
+    """What is before and after the identity in the key of an operator's exceptions for it."""
+    return (f"{OVERRIDES}{{", "}") if tagged else (OVERRIDES, "")
 
 
 class Id(str):
@@ -52,7 +62,7 @@ def parse_key(key: str) -> tuple[str, Id] | None:
     if not key.startswith(PREFIX):
         return None
     scope, _, rest = key.removeprefix(PREFIX).rpartition("/")
-    return scope or DEFAULT, Id(rest.partition(":")[0])
+    return scope or DEFAULT, Id(rest.partition(":")[0].strip("{}"))  # no identity has a brace of its own
 
 
 def identify(identity: Identity, policy: Policy) -> str:
@@ -80,6 +90,12 @@ def identify(identity: Identity, policy: Policy) -> str:
     return _named(kind, name)
 
 
+def is_plain(text: str) -> bool:
+    """Whether a user's name stands in a key as it is; nearly all do."""
+    return _PLAIN(text) is not None and text != "global"
+
+
+@lru_cache(maxsize=1024)
 def kind_of(key: Any) -> str:
     """`header` for `header:X-Api-Key`; `key` for a callable or its dotted path."""
     if not isinstance(key, str) or "." in key.partition(":")[0]:
@@ -107,6 +123,8 @@ def _named(kind: str, name: object) -> str:
 
 def encode(text: str) -> str:
     """Text as it may stand in a key: no two texts give the same, none reaches beyond its place, none is long."""
+    if _PLAIN(text):
+        return text
     encoded = quote(text, safe=_SAFE, errors="surrogatepass")
     if len(encoded) <= LONGEST:
         return encoded
@@ -122,12 +140,19 @@ def digest(text: str) -> str:
 
 def address(text: str) -> str:
     """An address as it is counted: IPv4-mapped ones folded, IPv6 by the network that one host commands."""
+    return _counted_address(text, conf.config().ipv6_prefix)
+
+
+# Addresses come again and again, and to read one takes ten times as long as to look it up.
+@lru_cache(maxsize=4096)
+def _counted_address(text: str, ipv6_prefix: int) -> str:
     parsed = parse_address(text)
     if isinstance(parsed, ipaddress.IPv6Address):
-        return str(ipaddress.ip_network((parsed, conf.config().ipv6_prefix), strict=False))
+        return str(ipaddress.ip_network((parsed, ipv6_prefix), strict=False))
     return text if parsed is None else str(parsed)
 
 
+@lru_cache(maxsize=4096)
 def parse_address(text: str) -> IPAddress | None:
     """`203.0.113.9`, `203.0.113.9:4711`, `2001:db8::1`, `[2001:db8::1]:4711`, `fe80::1%eth0`; else None."""
     text = text.strip()

@@ -1,32 +1,33 @@
-"""Decisions: plan a call, let the backend run it, read the reply. The async twins differ in one `await`."""
+"""Decisions: plan calls, let the backend run them, read the replies. The async twins differ in one `await`."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from functools import lru_cache
+import math
+import time
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from . import backend, conf, failure, signals
-from .identity import Identity, identify, override_key, redis_key
+from . import backend, conf, failure, refusals, signals
+from .backend import UnavailableError
+from .identity import Identity, identify, redis_key
 from .policy import (
     ALGORITHMS,
     DEFAULT,
-    FIXED_WINDOW,
     MAX_PRODUCT,
-    TOKEN_BUCKET,
     Decision,
     Outcome,
     Policy,
     PolicyError,
-    seconds,
+    Terms,
     shown,
 )
-from .scripts import CHECK, REFUND, RESET
+from .questions import PolicySet, terms_of, unique
+from .scripts import REFUND, RESET
 
 NEVER_FITS = 2 * MAX_PRODUCT  # beyond every limit; what is larger is as hopeless, and may be too long to send
 
 Policies = str | Policy | Sequence[str | Policy] | None
+Calls = Generator[backend.Call, Any, Any]  # is sent their replies
 
 
 def check(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
@@ -36,12 +37,26 @@ def check(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Deci
     >>> check("alice", "search", cost=3)
     >>> check({"user": "42", "ip": "203.0.113.9"}, ["burst", Policy("site", "1000/m", key="ip")])
     """
-    return _perform(_plan(identity, policy, cost))
+    if refusals.known and frozen is None and (told := _told_before(identity, policy, cost)) is not None:
+        return told
+    plan = _plan(identity, policy, cost)
+    asked = time.monotonic()
+    decision = _perform(plan)
+    if not decision.allowed:
+        _remember(identity, policy, plan, decision, asked)
+    return decision
 
 
 async def acheck(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
     """As `check`, natively async."""
-    return await _aperform(_plan(identity, policy, cost))
+    if refusals.known and frozen is None and (told := _told_before(identity, policy, cost)) is not None:
+        return told
+    plan = _plan(identity, policy, cost)
+    asked = time.monotonic()
+    decision = await _aperform(plan)
+    if not decision.allowed:
+        _remember(identity, policy, plan, decision, asked)
+    return decision
 
 
 def peek(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
@@ -62,8 +77,13 @@ def peek_each(pairs: Sequence[tuple[Policy, str]]) -> tuple[Outcome, ...]:
     outcomes: list[Outcome] = []
     for start in range(0, len(pairs), 500):  # a script that looks at more would keep the server from others
         policies, identities = zip(*pairs[start : start + 500], strict=True)
-        plan = _plan_pairs(policies, identities, 1, charge=False)
-        outcomes += _decide(plan, plan.call and backend.run(plan.call)).outcomes
+        asked = PolicySet(policies, conf.config(), backend.site())
+        plan = Plan(asked, identities, unique(), 1, charge=False)
+        found: dict[int, Outcome] = {}
+        for part in asked.site.parts(asked.keys(identities)):
+            told, _ = _outcomes(plan, part, backend.run(plan.call_part(part, charge=False), patient=True))
+            found.update(zip(part, told, strict=True))
+        outcomes += (found[i] for i in asked.whole)
     return tuple(outcomes)
 
 
@@ -77,12 +97,14 @@ def unlimited() -> Decision:
 
 def reset(identity: Identity, policy: Policies = None) -> int:
     """Forget what an identity used, whichever algorithm counted it; the number of keys that were there."""
-    return int(backend.run(_plan_reset(identity, policy)))
+    refusals.clear()
+    return int(_do(_reset(identity, policy)))
 
 
 async def areset(identity: Identity, policy: Policies = None) -> int:
     """As `reset`, natively async."""
-    return int(await backend.arun(_plan_reset(identity, policy)))
+    refusals.clear()
+    return int(await _ado(_reset(identity, policy)))
 
 
 def refund(decision: Decision) -> bool:
@@ -90,47 +112,109 @@ def refund(decision: Decision) -> bool:
 
     A unit that has left its window meanwhile is not given back a second time.
     """
-    call = _plan_refund(decision)
-    return call is not None and any(backend.run(call))
+    refusals.clear()
+    return bool(_do(_refund(decision)))
 
 
 async def arefund(decision: Decision) -> bool:
     """As `refund`, natively async."""
-    call = _plan_refund(decision)
-    return call is not None and any(await backend.arun(call))
+    refusals.clear()
+    return bool(await _ado(_refund(decision)))
+
+
+def _told_before(identity: Identity, policy: Policies, cost: int) -> Decision | None:
+    """A refusal that still holds."""
+    if type(identity) is str and (policy is None or isinstance(policy, (str, Policy))):
+        return refusals.again((identity, id(policy), cost), policy)
+    asked = _policy_set(policy)
+    return refusals.again((asked, asked.identities(identity), cost), None)
+
+
+def _remember(identity: Identity, policy: Policies, plan: Plan, decision: Decision, asked: float) -> None:
+    if (
+        not conf.config().local_refusals
+        or frozen is not None
+        or not plan.set.in_one_call
+        or plan.set.may_change
+        or not refusals.refundable.isdisjoint(plan.set.names)
+        or decision.degraded
+        or not 0 < decision.retry_after < math.inf
+    ):
+        return
+    if type(identity) is str and (policy is None or isinstance(policy, (str, Policy))):
+        refusals.remember((identity, id(policy), plan.cost), policy, decision, asked)
+    else:
+        refusals.remember((plan.set, plan.identities, plan.cost), None, decision, asked)
 
 
 def _perform(plan: Plan) -> Decision:
-    try:
-        return _decide(plan, plan.call and backend.run(plan.call))
-    except backend.UnavailableError as error:
-        decision = failure.decide(plan.policies, plan.identities, error)
+    decision: Decision
+    if plan.set.in_one_call:
+        try:
+            return _decide(plan, backend.run(plan.call()))
+        except UnavailableError as failed:
+            decision, error = _decide_without(plan, failed)
+    else:
+        decision, error = _do(_ask(plan))
+    if error is not None:
         signals.tell(signals.backend_failed, error=error, decision=decision)
-        return decision
+    return decision
 
 
 async def _aperform(plan: Plan) -> Decision:
-    try:
-        return _decide(plan, plan.call and await backend.arun(plan.call))
-    except backend.UnavailableError as error:
-        decision = failure.decide(plan.policies, plan.identities, error)
+    decision: Decision
+    if plan.set.in_one_call:
+        try:
+            return _decide(plan, await backend.arun(plan.call()))
+        except UnavailableError as failed:
+            decision, error = _decide_without(plan, failed)
+    else:
+        decision, error = await _ado(_ask(plan))
+    if error is not None:
         await signals.atell(signals.backend_failed, error=error, decision=decision)
-        return decision
+    return decision
+
+
+def _do(calls: Calls) -> Any:
+    try:
+        call = next(calls)
+        while True:
+            try:
+                reply = backend.run(call)
+            except UnavailableError as error:
+                call = calls.throw(error)
+            else:
+                call = calls.send(reply)
+    except StopIteration as done:
+        return done.value
+
+
+async def _ado(calls: Calls) -> Any:
+    try:
+        call = next(calls)
+        while True:
+            try:
+                reply = await backend.arun(call)
+            except UnavailableError as error:
+                call = calls.throw(error)
+            else:
+                call = calls.send(reply)
+    except StopIteration as done:
+        return done.value
 
 
 def give_back(identity: Identity, policy: Policies, amount: int) -> int:
     """Give back so many units of an identity's usage, the newest first; how many there were."""
+    refusals.clear()
     config = conf.config()
-    args: list[str | int] = [now(), "", amount]
-    keys, algos = [], set()
+    given = [0]
     for each in _chosen(policy, config):
-        term, who = _terms(each, config.algo), identify(identity, each)
+        term, who = terms_of(each, config.algo), identify(identity, each)
         limit = peek_each([(each, who)])[0].limit  # an operator may have set another
         term = term if limit == term.capacity else term._replace(limit=limit, capacity=limit)
-        keys.append(redis_key(each, who, term.algo, each.window))
-        algos.add(term.algo)
-        args += (*term, 0)
-    return int(max(backend.run(backend.Call(REFUND[frozenset(algos)], tuple(keys), tuple(args)))))
+        key = redis_key(each, who, term.algo, each.window, tagged=backend.site().clustered)
+        given += backend.run(backend.call(REFUND[frozenset([term.algo])], (key,), (now(), "", amount, *term, 0)))
+    return int(max(given))
 
 
 class Clock:
@@ -152,53 +236,75 @@ def now() -> str | int:
 
 
 class Plan(NamedTuple):
-    """A check before it runs: who is counted by what, and the call that asks."""
+    """A check before it runs: who is counted by what."""
 
-    call: backend.Call | None  # None: rate limiting is off
-    policies: tuple[Policy, ...]
+    set: PolicySet
     identities: tuple[str, ...]
-    terms: tuple[Terms, ...]
     unique: str
     cost: int
+    charge: bool
+
+    def who(self, i: int) -> tuple[Policy, str]:
+        return self.set.policies[i], self.identities[i]
+
+    def call(self) -> backend.Call:
+        """One that decides all."""
+        asked = self.set
+        packed = asked.pack(self.identities, now(), self.unique, self.cost, self.charge)
+        return backend.Call(asked.site, asked.script, "", packed)
+
+    def call_part(self, part: Sequence[int], charge: bool) -> backend.Call:
+        """One for those that are in the same slot of a cluster."""
+        asked, identities = self.set.subset(part), [self.identities[i] for i in part]
+        packed = asked.pack(identities, now(), self.unique, self.cost, charge)
+        return backend.Call(asked.site, asked.script, asked.keys(identities)[0], packed)
 
 
-class Terms(NamedTuple):
-    """A policy in the scripts' words."""
+class Receipt(NamedTuple):
+    """What one call may have charged."""
 
-    algo: str
-    limit: int
-    window: int  # ms
-    capacity: int
+    plan: Plan
+    part: Sequence[int]
+    reply: Any
 
-
-@lru_cache(maxsize=1024)
-def _terms(policy: Policy, default_algo: str) -> Terms:
-    algo = policy.algo or default_algo
-    if policy.burst is not None and algo != TOKEN_BUCKET:
-        raise PolicyError(f"Policy {policy.name!r}: burst goes with {TOKEN_BUCKET!r}, not with {algo!r}.")
-    return Terms(algo, policy.fixed_rate.limit, policy.window * 1000, policy.capacity)
+    def charged(self) -> Iterator[tuple[int, Terms, int]]:
+        """Which, on which terms, and when."""
+        for i, (*_, limit, charged_at) in zip(self.part, self.reply[1:], strict=True):
+            if charged_at >= 0:
+                term = self.plan.set.terms[i]
+                # An operator's limit for this identity is what a refund has to reckon with.
+                yield i, term if limit == term.capacity else term._replace(limit=limit, capacity=limit), charged_at
 
 
 def _plan(identity: Identity, policy: Policies, cost: int, charge: bool = True) -> Plan:
     if type(cost) is not int or cost < 0:
         raise ValueError(f"The cost {shown(cost)} is not a whole number of at least 0.")
-    cost = min(cost, NEVER_FITS)
-    policies = _chosen(policy, conf.config())
-    identities = tuple(identify(identity, each) for each in policies)
-    return _plan_pairs(policies, identities, cost, charge)
+    asked = _policy_set(policy)
+    return Plan(asked, asked.identities(identity), unique(), min(cost, NEVER_FITS), charge and cost > 0)
 
 
-def _plan_pairs(policies: tuple[Policy, ...], identities: tuple[str, ...], cost: int, charge: bool) -> Plan:
-    config = conf.config()
-    terms = tuple(_terms(each, config.algo) for each in policies)
-    unique = os.urandom(6).hex()
-    args: list[str | int] = [now(), unique, cost, 1 if charge and cost else 0]
-    for each, term in zip(policies, terms, strict=True):
-        args += (*term, int(each.shadow), each.name)
-    script = CHECK[frozenset(term.algo for term in terms)]
-    keys = (*_keys(policies, identities, terms), *map(override_key, identities))
-    call = backend.Call(script, keys, tuple(args)) if config.enabled else None
-    return Plan(call, policies, identities, terms, unique, cost)
+# Of these settings: RATE_LIMITER's and CACHES.
+_sets: tuple[Any, Any, dict[Any, tuple[Any, PolicySet]]] = (None, None, {})
+MOST_SETS = 1024
+
+
+def _policy_set(policy: Policies) -> PolicySet:
+    """The policies that are meant, made ready once for as long as the settings stay."""
+    global _sets
+    config, caches = conf.config(), conf.caches()
+    if _sets[0] is not config or _sets[1] is not caches or len(_sets[2]) > MOST_SETS:
+        _sets = config, caches, {}
+    # By identity, as to compare policies takes long. What is known by it is kept with it, so that it stays its own.
+    key: Any
+    if policy is None or isinstance(policy, (str, Policy)):
+        key = id(policy) if isinstance(policy, Policy) else policy
+    else:
+        policy = tuple(policy)
+        key = tuple([each if isinstance(each, str) else id(each) for each in policy])
+    known = _sets[2].get(key)
+    if known is None:
+        known = _sets[2][key] = policy, PolicySet(_chosen(policy, config), config, backend.site())
+    return known[1]
 
 
 def _chosen(policy: Policies, config: conf.Config) -> tuple[Policy, ...]:
@@ -214,69 +320,141 @@ def _chosen(policy: Policies, config: conf.Config) -> tuple[Policy, ...]:
     return tuple(chosen.values())
 
 
-def _keys(policies: Sequence[Policy], identities: Sequence[str], terms: Sequence[Terms]) -> tuple[str, ...]:
-    return tuple(
-        redis_key(policy, identity, term.algo, term.window // 1000)
-        for policy, identity, term in zip(policies, identities, terms, strict=True)
-    )
+def _decide(plan: Plan, reply: Any) -> Decision:
+    whole = plan.set.whole
+    outcomes, allowed = _outcomes(plan, whole, reply)
+    return Decision(allowed, tuple(outcomes), [Receipt(plan, whole, reply)] if allowed and plan.charge else [])
 
 
-def _decide(plan: Plan, reply: list[Any] | None) -> Decision:
-    if reply is None:
-        return Decision(True, tuple(map(failure.unasked, plan.policies, plan.identities)))
-    now, *replies = reply
-    outcomes = []
-    allowed = True
-    charged = []
-    for i, (passed, count, remaining, retry_after, reset_after, limit, charged_at) in enumerate(replies):
-        policy, term = plan.policies[i], plan.terms[i]
-        allowed = allowed and (passed == 1 or policy.shadow)
-        if charged_at >= 0:
-            # An operator's limit for this identity is what a refund has to reckon with.
-            held = term if limit == term.capacity else term._replace(limit=limit, capacity=limit)
-            charged.append((i, held, charged_at))
-        outcomes.append(
-            Outcome(
-                policy,
-                plan.identities[i],
-                passed == 1,
-                limit,
-                count,
-                remaining,
-                seconds(retry_after),
-                seconds(reset_after),
-                _ttl(term, now),
-            )
-        )
-    return Decision(allowed, tuple(outcomes), receipts=[(plan, charged)] if charged else [])
+def _decide_without(plan: Plan, error: UnavailableError) -> tuple[Decision, UnavailableError]:
+    outcomes, allowed, receipts = _fall_back(plan, plan.set.whole, plan.charge)
+    return Decision(allowed, tuple(outcomes), receipts), error
 
 
-def _ttl(term: Terms, now: int) -> int:
-    """Whole seconds, as the source documents define it."""
-    left = term.window - now % term.window if term.algo == FIXED_WINDOW else term.window
-    return -(-left // 1000)
+def _fall_back(plan: Plan, part: Sequence[int], charge: bool) -> tuple[list[Outcome], bool, list[Any]]:
+    """What is decided without Redis, whether it passes, and what it charged."""
+    cases = [failure.Case(*plan.who(i), plan.set.terms[i]) for i in part]
+    outcomes, receipts = failure.decide(cases, plan.cost, None if frozen is None else frozen.ms, charge)
+    return outcomes, all(outcome.allowed or outcome.policy.shadow for outcome in outcomes), receipts
 
 
-def _plan_refund(decision: Decision) -> backend.Call | None:
+def _ask(plan: Plan) -> Calls:
+    """The decision where one call cannot make it, and why Redis could not be asked for all of it, if so.
+
+    The identities of a request may be in different slots of a cluster. They are charged slot by slot: once one
+    refuses, the rest is only looked at, and what was charged by then is given back.
+    """
+    asked = plan.set
+    if not asked.enabled:
+        return Decision(True, tuple([failure.unasked(*plan.who(i)) for i in plan.set.whole])), None
+    outcomes: dict[int, Outcome] = {}
+    receipts: list[Any] = []
+    unasked: list[int] = []
+    allowed, error = True, None
+    for part in asked.site.parts(asked.keys(plan.identities)):
+        charge = plan.charge and allowed
+        try:
+            reply = yield plan.call_part(part, charge)
+            told, passes = _outcomes(plan, part, reply)
+        except UnavailableError as failed:
+            error = failed
+            unasked += part
+            continue
+        outcomes.update(zip(part, told, strict=True))
+        if charge and passes:
+            receipts.append(Receipt(plan, part, reply))
+        allowed = allowed and passes
+    if unasked:
+        told, passes, kept = _fall_back(plan, unasked, plan.charge and allowed)
+        outcomes.update(zip(unasked, told, strict=True))
+        allowed = allowed and passes
+        receipts += kept
+    if not allowed and receipts:
+        yield from _undo(receipts, outcomes)
+    return Decision(allowed, tuple([outcomes[i] for i in plan.set.whole]), receipts), error
+
+
+def _undo(receipts: list[Any], outcomes: dict[int, Outcome]) -> Calls:
+    """Give back, and look again at what is told to the client."""
+    while receipts:
+        receipt = receipts.pop()
+        try:
+            yield from _refund_call(receipt)
+            reply = yield receipt.plan.call_part(receipt.part, charge=False)
+            told, _ = _outcomes(receipt.plan, receipt.part, reply)
+            outcomes.update(zip(receipt.part, told, strict=True))
+        except UnavailableError:
+            continue  # what was charged ends with its window
+
+
+def _outcomes(plan: Plan, part: Sequence[int], reply: Any) -> tuple[list[Outcome], bool]:
+    """What a reply says of each policy, and whether all pass that are to be heeded."""
+    asked, outcomes, passes = plan.set, [], True
     try:
-        plan, charged = decision.receipts.pop()  # atomic: of two who ask at once, one gets it
-    except IndexError:
-        return None
+        if len(reply) != len(part) + 1:
+            raise ValueError(f"{len(reply)} parts")
+        for n, i in enumerate(part, 1):
+            passed, count, remaining, retry_after, reset_after, limit, _ = reply[n]
+            policy = asked.policies[i]
+            if passed != 1:
+                passes = passes and policy.shadow
+            outcomes.append(
+                Outcome(
+                    policy,
+                    plan.identities[i],
+                    passed == 1,
+                    limit,
+                    count,
+                    remaining,
+                    retry_after / 1000 if retry_after >= 0 else math.inf,
+                    reset_after / 1000,
+                    asked.ttls[i] or _left_of_window(asked.terms[i], reply[0]),
+                )
+            )
+    except (TypeError, ValueError) as error:
+        raise UnavailableError(f"Redis answered what no script of ours does: {error}") from error
+    return outcomes, passes
+
+
+def _left_of_window(term: Terms, now: int) -> int:
+    """Whole seconds, as the source documents define the fixed window's TTL."""
+    return -(-(term.window - now % term.window) // 1000)
+
+
+def _refund(decision: Decision) -> Calls:
+    given = 0
+    while True:
+        try:
+            receipt = decision.receipts.pop()  # atomic: of two who ask at once, one gets it
+        except IndexError:
+            return given
+        if isinstance(receipt, failure.Receipt):
+            given += failure.give_back(receipt, None if frozen is None else frozen.ms)
+        else:
+            given += yield from _refund_call(receipt)
+
+
+def _refund_call(receipt: Receipt) -> Calls:
+    plan, charged = receipt.plan, [*receipt.charged()]
+    if not charged:
+        return 0
     args: list[str | int] = [now(), plan.unique, plan.cost]
     for _, term, charged_at in charged:
         args += (*term, charged_at)
-    script = REFUND[frozenset(term.algo for _, term, _ in charged)]
-    return backend.Call(script, tuple(plan.call.keys[i] for i, *_ in charged), tuple(args))
+    script, keys = REFUND[frozenset(term.algo for _, term, _ in charged)], plan.set.keys(plan.identities)
+    return sum((yield backend.call(script, [keys[i] for i, *_ in charged], args)))
 
 
-def _plan_reset(identity: Identity, policy: Policies) -> backend.Call:
-    config = conf.config()
-    keys: list[str] = []
-    windows = []
-    for each in _chosen(policy, config):
-        window = _terms(each, config.algo).window
+def _reset(identity: Identity, policy: Policies) -> Calls:
+    asked, site = _policy_set(policy), backend.site()
+    places: list[list[str]] = []
+    for each, who, term in zip(asked.policies, asked.identities(identity), asked.terms, strict=True):
         # The fixed window comes first: the script adds the window's index to the first key of each policy.
-        places = [redis_key(each, identify(identity, each), algo, window // 1000) for algo in ALGORITHMS]
-        keys += dict.fromkeys(places)
-        windows.append(window)
-    return backend.Call(RESET, tuple(keys), (now(), len(keys) // len(windows), *windows))
+        keys = [redis_key(each, who, algo, term.window // 1000, tagged=site.clustered) for algo in ALGORITHMS]
+        places.append([*dict.fromkeys(keys)])
+    deleted = 0
+    for part in site.parts([keys[0] for keys in places]):
+        keys = [key for i in part for key in places[i]]
+        windows = [asked.terms[i].window for i in part]
+        deleted += yield backend.call(RESET, keys, (now(), len(keys) // len(part), *windows))
+    return deleted

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from . import backend, background, limiter
-from .identity import override_key
+from . import backend, background, limiter, refusals
+from .identity import override_parts
 from .scripts import OVERRIDE
 
 EVERY_POLICY = "*"
@@ -45,7 +45,9 @@ def publish(identity: str, overrides: Iterable[Override]) -> None:
     for override in overrides:
         fields += (override.policy, f"{override.kind}:{override.until}:{override.limit or ''}")
         ends = max(ends, override.until)
-    backend.run(backend.Call(OVERRIDE, (override_key(identity),), (limiter.now(), ends, *fields)))
+    refusals.clear()
+    key = identity.join(override_parts(tagged=backend.site().clustered))
+    backend.run(backend.call(OVERRIDE, (key,), (limiter.now(), ends, *fields)))
 
 
 def mark_complete() -> None:

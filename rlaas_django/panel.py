@@ -94,6 +94,22 @@ class ServerState(NamedTuple):
     scripts: list[tuple[str, bool]]  # version, loaded
 
 
+class OpenBreaker(NamedTuple):
+    """A server that this process does not ask at present."""
+
+    name: str
+    away: str
+    next_probe: str
+
+
+def breakers() -> list[OpenBreaker]:
+    return [
+        OpenBreaker(server.name, duration(server.breaker.away), duration(server.breaker.next_probe_in))
+        for server in backend.site().servers()
+        if server.breaker.error is not None
+    ]
+
+
 def printable(text: str) -> str:
     """Text with what cannot be seen, or would turn it around, written out: `a\\n`, `\\x1b`, `\\u202e`."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
@@ -143,16 +159,29 @@ def policies() -> dict[str, Policy]:
 
 
 def server_state() -> ServerState:
-    used = [script for script in scripts.CHECK.values() if script.sha]
-    info, size, loaded = backend.execute([("INFO",), ("DBSIZE",), ("SCRIPT EXISTS", *(script.sha for script in used))])
+    """All servers of a cluster together."""
+    used = [*scripts.CHECK.values()]
+    questions = [("INFO",), ("DBSIZE",), ("SCRIPT", "EXISTS", *(script.sha for script in used))]
+    replies = [backend.execute(questions, node) for node in backend.nodes()]
+    infos = [_fields(_text(info)) for info, *_ in replies]
+    size = sum(keys for _, keys, _ in replies)
     return ServerState(
         latency_ms=ping(),
-        version=f"{info.get('server_name', 'redis')} {info.get('valkey_version') or info.get('redis_version', '?')}",
-        used_memory=int(info.get("used_memory", 0)),
+        version=_version(infos[0]),
+        used_memory=sum(int(info.get("used_memory", 0)) for info in infos),
         keys=size,
         our_memory=_our_memory(size),
-        scripts=[(script.version, bool(there)) for script, there in zip(used, loaded, strict=True)],
+        scripts=[(script.version, all(there[i] for *_, there in replies)) for i, script in enumerate(used)],
     )
+
+
+def _fields(info: str) -> dict[str, str]:
+    """What INFO tells."""
+    return dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+
+
+def _version(info: dict[str, str]) -> str:
+    return f"{info.get('server_name', 'redis')} {info.get('valkey_version') or info.get('redis_version', '?')}"
 
 
 def _our_memory(size: int) -> int | None:
@@ -161,7 +190,10 @@ def _our_memory(size: int) -> int | None:
     known = [stats.stats_key(name, day) for name in policies() for day in (today - 1, today)]
     known += [stats.refusals_key(name) for name in policies()]
     try:
-        ((_cursor, sample),) = backend.execute([("SCAN", 0, "COUNT", SAMPLE)])
+        sample = []
+        for node in backend.nodes():
+            ((_cursor, keys),) = backend.execute([("SCAN", 0, "COUNT", SAMPLE)], node)
+            sample += keys
         counters = [key for key in map(_text, sample) if key.startswith(PREFIX)]
         replies = backend.execute([("MEMORY", "USAGE", key) for key in (*counters, *known)])
     except backend.UnavailableError:  # such as a server that does not know the command
@@ -177,9 +209,11 @@ def _text(key: bytes | str) -> str:
 
 def ping() -> float:
     """How long Redis takes to answer, in ms."""
+    nodes = backend.nodes()
     started = time.perf_counter()
-    backend.execute([("PING",)])
-    return (time.perf_counter() - started) * 1000
+    for node in nodes:
+        backend.execute([("PING",)], node)
+    return (time.perf_counter() - started) * 1000 / len(nodes)
 
 
 def reachable() -> bool:
@@ -225,12 +259,17 @@ def watch_list(name: str | None = None) -> list[Row]:
 def active(cursor: int, name: str | None = None) -> tuple[list[Row], int, int]:
     """A page of all that is counted: rows, where the next page starts (0: the end), how many keys were looked at."""
     pattern = f"{PREFIX}{name}/*" if name and name != "default" else f"{PREFIX}*"
+    nodes = backend.nodes()
     found: dict[tuple[str, str], None] = {}
     looked_at, count = 0, 2 * PAGE
     while looked_at < SCANS_PER_PAGE * SCAN_COUNT:
         count = min(SCAN_COUNT, count)
-        ((cursor, keys),) = backend.execute([("SCAN", cursor, "MATCH", pattern, "COUNT", count)])
-        cursor, looked_at, count = int(cursor), looked_at + count, 2 * count  # more at once where few are found
+        # The servers of a cluster are gone through one after the other; the cursor tells which, too.
+        place, at = divmod(cursor, len(nodes))
+        ((place, keys),) = backend.execute([("SCAN", place, "MATCH", pattern, "COUNT", count)], nodes[at])
+        at += int(place) == 0
+        cursor = int(place) * len(nodes) + at if at < len(nodes) else 0
+        looked_at, count = looked_at + count, 2 * count  # more at once where few are found
         for key in keys:
             pair = parse_key(_text(key))
             if pair and (name is None or pair[0] == name):

@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 FIXED_WINDOW = "fixed-window-algo"
@@ -231,6 +231,15 @@ def is_key(key: object) -> bool:
     return key in KEYS or prefixed or bool(_DOTTED_PATH.fullmatch(key))
 
 
+class Terms(NamedTuple):
+    """A policy in the scripts' words."""
+
+    algo: str
+    limit: int
+    window: int  # ms
+    capacity: int
+
+
 class Outcome(NamedTuple):
     """What one policy said. `identity` is the part of the Redis key that tells who was asking."""
 
@@ -243,6 +252,12 @@ class Outcome(NamedTuple):
     retry_after: float
     reset_after: float
     ttl: int
+    degraded: bool = False  # decided without Redis
+
+
+def undecided(outcome: Outcome) -> bool:
+    """Whether it was refused for want of Redis, and not for being over a limit."""
+    return outcome.degraded and not outcome.allowed and outcome.policy.on_failure == "closed"
 
 
 def strictest(outcomes: Iterable[Outcome]) -> Outcome:
@@ -255,7 +270,6 @@ def strictest(outcomes: Iterable[Outcome]) -> Outcome:
     return min(enforced, key=lambda outcome: outcome.remaining)
 
 
-@dataclass(frozen=True, slots=True)
 class Decision:
     """The answer to one request: the strictest policy's figures, and every policy's outcome.
 
@@ -264,15 +278,35 @@ class Decision:
     (True, 4, 0.0)
     """
 
-    allowed: bool
-    outcomes: tuple[Outcome, ...]
-    degraded: bool = False  # decided without Redis
-    # What `refund` sends; taken out of the list by the first who asks, so that it is given back once.
-    receipts: list[Any] = field(default_factory=list, repr=False, compare=False)
-    _strictest: Outcome = field(init=False, repr=False, compare=False)
+    # By hand, as one is made for every request: a frozen dataclass takes three times as long.
+    __slots__ = ("_outcomes", "allowed", "receipts")
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_strictest", strictest(self.outcomes))
+    def __init__(self, allowed: bool, outcomes: tuple[Outcome, ...], receipts: Iterable[Any] = ()) -> None:
+        self.allowed = allowed
+        self._outcomes = outcomes
+        # What `refund` sends; taken out of the list by the first who asks, so that it is given back once.
+        self.receipts = receipts if isinstance(receipts, list) else [*receipts]
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What each policy said."""
+        return self._outcomes
+
+    @property
+    def _strictest(self) -> Outcome:
+        outcomes = self.outcomes
+        return outcomes[0] if len(outcomes) == 1 else strictest(outcomes)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Decision):
+            return NotImplemented
+        return (self.allowed, self.outcomes) == (other.allowed, other.outcomes)
+
+    def __hash__(self) -> int:
+        return hash((self.allowed, self.outcomes))
+
+    def __repr__(self) -> str:
+        return f"Decision(allowed={self.allowed}, outcomes={self.outcomes})"
 
     @property
     def policy(self) -> Policy:
@@ -304,9 +338,41 @@ class Decision:
         return self._strictest.reset_after
 
     @property
+    def degraded(self) -> bool:
+        """Whether a policy was decided without Redis."""
+        return any(outcome.degraded for outcome in self.outcomes)
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether it was refused for want of Redis alone: nobody was over a limit."""
+        refusing = [each for each in self.outcomes if not (each.allowed or each.policy.shadow)]
+        return bool(refusing) and all(map(undecided, refusing))
+
+    @property
     def ttl(self) -> int:
         """Seconds: the window size, and for the fixed window what is left of it, rounded up."""
         return self._strictest.ttl
+
+
+class Repeated(Decision):
+    """A refusal told again so many seconds later: what there was to wait is that much shorter."""
+
+    __slots__ = ("_age", "_refusal")
+
+    allowed = False  # and nothing else is settled before somebody asks
+    receipts: list[Any] = []  # noqa: RUF012
+
+    def __init__(self, refusal: Decision, age: float) -> None:
+        self._refusal, self._age = refusal, age
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        return tuple(
+            each._replace(
+                retry_after=max(0.0, each.retry_after - self._age), reset_after=max(0.0, each.reset_after - self._age)
+            )
+            for each in self._refusal.outcomes
+        )
 
 
 def seconds(milliseconds: int) -> float:

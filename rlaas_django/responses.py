@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from . import conf
-from .policy import Decision, Outcome
+from .policy import Decision, Outcome, strictest
 
 PROBLEM_JSON = "application/problem+json"
 PROBLEMS = "https://iana.org/assignments/http-problem-types#"
@@ -23,7 +23,7 @@ MEDIA_TYPES = (PROBLEM_JSON, "application/json", "text/html", "text/plain")
 
 
 def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
-    """429, or 503 when Redis could not be asked, in the form that the client prefers."""
+    """429, or 503 when a limit could not be looked up, in the form that the client prefers."""
     preferred = _preferred(request)
     if preferred in (PROBLEM_JSON, "application/json"):
         response: HttpResponse = _problem(decision)
@@ -51,19 +51,25 @@ def add_refusal_headers(response: HttpResponseBase, decision: Decision) -> None:
 
 def add_headers(response: HttpResponseBase, decision: Decision | None) -> None:
     """The figures of every enforced policy. Setting them again replaces them."""
-    if decision is None or decision.degraded:
+    if decision is None:
         return
-    enforced = [outcome for outcome in decision.outcomes if not outcome.policy.shadow]
+    enforced = [outcome for outcome in decision.outcomes if not outcome.policy.shadow and _counted(outcome)]
     if not enforced:
         return
+    tightest = strictest(enforced)
     families = conf.config().headers
     if "RateLimit" in families:
         response.headers["RateLimit-Policy"] = ", ".join(map(_policy_item, enforced))
         response.headers["RateLimit"] = ", ".join(map(_usage_item, enforced))
     if "X-RateLimit" in families:
-        response.headers["X-RateLimit-Limit"] = str(decision.limit)
-        response.headers["X-RateLimit-Remaining"] = str(decision.remaining)
-        response.headers["X-RateLimit-Reset"] = str(math.ceil(decision.reset_after))
+        response.headers["X-RateLimit-Limit"] = str(tightest.limit)
+        response.headers["X-RateLimit-Remaining"] = str(tightest.remaining)
+        response.headers["X-RateLimit-Reset"] = str(math.ceil(tightest.reset_after))
+
+
+def _counted(outcome: Outcome) -> bool:
+    """Whether there are figures: of Redis, or of this process while it is away."""
+    return not outcome.degraded or outcome.policy.on_failure == "local"
 
 
 def whole_seconds(wait: float) -> int:
@@ -89,7 +95,7 @@ def _usage_item(outcome: Outcome) -> str:
 
 
 def _status(decision: Decision) -> int:
-    return 503 if decision.degraded else 429
+    return 503 if decision.unavailable else 429
 
 
 def _violated(decision: Decision) -> list[str]:
@@ -97,7 +103,7 @@ def _violated(decision: Decision) -> list[str]:
 
 
 def title(decision: Decision) -> str:
-    return _("Service temporarily unavailable") if decision.degraded else _("Too many requests")
+    return _("Service temporarily unavailable") if decision.unavailable else _("Too many requests")
 
 
 def detail(decision: Decision) -> str:
@@ -110,7 +116,7 @@ def detail(decision: Decision) -> str:
 
 def _problem(decision: Decision) -> JsonResponse:
     problem: dict[str, Any] = {
-        "type": PROBLEMS + ("temporary-reduced-capacity" if decision.degraded else "quota-exceeded"),
+        "type": PROBLEMS + ("temporary-reduced-capacity" if decision.unavailable else "quota-exceeded"),
         "title": title(decision),
         "status": _status(decision),
         "detail": detail(decision),

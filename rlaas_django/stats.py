@@ -11,6 +11,7 @@ round trip. Every key is bounded, has a TTL and is touched by single-key command
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from . import backend, background
-from .policy import Decision, Outcome
+from .policy import DEFAULT, Decision, Outcome, undecided
 from .scripts import NOTE
 
 ALLOWED, REFUSED, SHADOWED, DEGRADED, UNLOGGED = "a", "r", "s", "d", "u"
@@ -75,7 +76,7 @@ class Minute(NamedTuple):
 def flush() -> None:
     """Write what was noted; while Redis is away, the latest notes wait for it."""
     if _notes:
-        backend.execute([("PING",)])
+        backend.execute([("EXISTS", refusals_key(DEFAULT))])  # raises while Redis is away
     written = _Round()
     while True:
         try:
@@ -83,7 +84,8 @@ def flush() -> None:
         except IndexError:
             break
     for call in written.calls():
-        backend.run(call)
+        with contextlib.suppress(backend.UnavailableError):  # of a cluster, a part may be away
+            backend.run(call)
 
 
 background.every_second(flush)
@@ -103,8 +105,8 @@ class _Round:
             name = outcome.policy.name
             minute = f"{int(at % DAY) // 60}:"
             counts = self.counts[name, int(at) // DAY]
-            counts[minute + _kind(decision, outcome)] += 1
-            if decision.degraded:
+            counts[minute + _kind(outcome)] += 1
+            if outcome.degraded and (outcome.allowed or undecided(outcome)):
                 continue
             if not outcome.allowed:
                 self.refused[name, int(at) // DAY][outcome.identity] += 1
@@ -128,15 +130,15 @@ class _Round:
             strongest = sorted(watched.items(), key=lambda item: -item[1])[:MOST_IDENTITIES]
             yield _call("levels", watch_key(name, hour), 3 * HOUR, [(who, f"{level:.7f}") for who, level in strongest])
         for name, lines in self.refusals.items():
-            yield backend.Call(NOTE, (refusals_key(name),), (0, "lines", 7 * DAY, MOST_REFUSALS, *lines))
+            yield backend.call(NOTE, (refusals_key(name),), (0, "lines", 7 * DAY, MOST_REFUSALS, *lines))
 
 
 def _call(what: str, key: str, ttl: int, pairs: Iterable[tuple[str, int | str]]) -> backend.Call:
-    return backend.Call(NOTE, (key,), (0, what, ttl, MOST_IDENTITIES, *(word for pair in pairs for word in pair)))
+    return backend.call(NOTE, (key,), (0, what, ttl, MOST_IDENTITIES, *(word for pair in pairs for word in pair)))
 
 
-def _kind(decision: Decision, outcome: Outcome) -> str:
-    if decision.degraded:
+def _kind(outcome: Outcome) -> str:
+    if outcome.degraded and (outcome.allowed or undecided(outcome)):
         return DEGRADED
     if outcome.allowed:
         return ALLOWED

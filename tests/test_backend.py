@@ -268,9 +268,10 @@ retrying = pytest.mark.parametrize(
 
 
 @retrying
-def test_a_call_that_timed_out_is_not_sent_again(ask, start, use, cache, options):
+def test_a_call_that_timed_out_is_not_sent_again(ask, start, use, configure, cache, options):
     """The server reads it once it wakes up; a repetition, which would be answered by then, would count it twice."""
     server = start()
+    configure(TIMEOUT=0.5)
     use(server.url, cache, **options)
     ask("alice", ROOMY)
     with commands_seen(server.url) as seen, hanging(server, 0.8):
@@ -281,8 +282,9 @@ def test_a_call_that_timed_out_is_not_sent_again(ask, start, use, cache, options
 
 
 @retrying
-def test_a_reply_that_came_too_late_reaches_nobody(ask, start, use, cache, options):
+def test_a_reply_that_came_too_late_reaches_nobody(ask, start, use, configure, cache, options):
     server = start()
+    configure(TIMEOUT=0.5)
     use(server.url, cache, **options)
     ask("alice", ROOMY, cost=40)
     with hanging(server, 0.8):

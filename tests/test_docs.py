@@ -12,6 +12,7 @@ from django.test import AsyncRequestFactory, RequestFactory, override_settings
 
 from rlaas_django import checks, conf, decorators, responses
 from rlaas_django.policy import ALGORITHMS, KEY_PREFIXES, KEYS
+from tests.conftest import DEFAULTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = {page.name: page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
@@ -58,7 +59,7 @@ async def answers(view) -> None:
 
 def test_every_setting_is_in_the_documentation_with_its_default():
     rows = dict(re.findall(r"^\| `([A-Z0-9_]+)` \| `([^|]*)` \|", PAGES["settings.md"], re.MULTILINE))
-    assert {key: eval(default) for key, default in rows.items()} == conf.DEFAULTS
+    assert {key: eval(default) for key, default in rows.items()} == DEFAULTS
 
 
 def test_every_check_is_in_the_documentation():

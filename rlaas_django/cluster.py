@@ -1,0 +1,44 @@
+"""Redis Cluster for django-redis, which has no client for it.
+
+>>> CACHES = {"default": {
+...     "BACKEND": "django_redis.cache.RedisCache",
+...     "LOCATION": ["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"],
+...     "OPTIONS": {"CONNECTION_FACTORY": "rlaas_django.cluster.ConnectionFactory"},
+... }}
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, ClassVar
+
+from django_redis import pool
+from redis import RedisCluster
+from redis.connection import parse_url
+
+
+class ConnectionFactory(pool.ConnectionFactory):  # type: ignore[misc]
+    """Gives the cache a cluster client per URL and process; the limiter takes the nodes' options from it."""
+
+    _clusters: ClassVar[dict[tuple[int, str], RedisCluster]] = {}
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def connect(self, url: str) -> RedisCluster:
+        with self._lock:
+            key = os.getpid(), url
+            if key not in self._clusters:
+                options = {**self._parameters(url), **self.redis_client_cls_kwargs}
+                self._clusters[key] = RedisCluster.from_url(url, **options)
+            return self._clusters[key]
+
+    def disconnect(self, connection: RedisCluster) -> None:
+        connection.close()
+
+    def node_options(self, url: str) -> dict[str, Any]:
+        """What a connection to the node at this URL is made of, without asking it anything."""
+        return {**parse_url(url), **self._parameters(url)}  # type: ignore[no-untyped-call]
+
+    def _parameters(self, url: str) -> dict[str, Any]:
+        parameters = {**self.make_connection_params(url), **self.pool_cls_kwargs}
+        return {name: value for name, value in parameters.items() if name not in ("url", "parser_class")}

@@ -77,6 +77,7 @@ CACHES = {
     }
 }
 RATE_LIMITER = {
+    "TIMEOUT": 0.5,  # a laptop is busier than a server
     "MAX_REQUESTS": 5,  # the default policy: so many requests
     "WINDOW_SIZE": 20,  # in so many seconds
     "POLICIES": {"reports": {"rate": "3/15s", "key": "ip"}},

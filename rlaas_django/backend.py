@@ -78,7 +78,15 @@ def run(call: Call, *, patient: bool = False) -> Any:
 
 async def arun(call: Call) -> Any:
     """As `run`, natively async."""
-    return await _acarry_out(_dialogue(call.site, call.key, call, call.script))
+    server = call.site.server(call.key)
+    if server is None or server.breaker.error is not None:
+        return await _acarry_out(_dialogue(call.site, call.key, call, call.script))
+    try:
+        return await server.asend(call)
+    except ResponseError as error:
+        return await _acarry_out(_dialogue(call.site, call.key, call, call.script, after=(server, error)))
+    except RedisError as error:
+        raise UnavailableError(str(error)) from error
 
 
 def execute(commands: Sequence[Command], node: Server | None = None) -> list[Any]:
@@ -214,20 +222,15 @@ def _reach(here: Site, key: str, server: Server | None) -> Dialogue:
 
 # One per alias for the process, with what it was made of: another entry of CACHES (override_settings) is another site.
 _sites: dict[str, tuple[dict[str, Any], float, Site]] = {}
-_inherited: list[Any] = []
 _lock = threading.Lock()
 
 
-def _start_anew() -> None:
-    """In a fork: the sockets are the parent's. They are kept from the garbage collector, as closing one would disturb
-    the parent's loop."""
+def _renew_lock() -> None:
     global _lock
-    _lock = threading.Lock()
-    _inherited.append(dict(_sites))
-    _sites.clear()
+    _lock = threading.Lock()  # the parent's may have been held
 
 
-os.register_at_fork(after_in_child=_start_anew)
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def site() -> Site:

@@ -25,7 +25,10 @@ class Breaker:
         self._next_probe = 0.0
         self._next_line = 0.0
         self._probing = False
-        self._lock = threading.Lock()
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        self._lock = threading.Lock()  # in a fork: the parent's may have been held
 
     def admits(self) -> bool:
         """Whether to make a call: any while closed; while open the one that is to find out."""

@@ -112,13 +112,11 @@ def refund(decision: Decision) -> bool:
 
     A unit that has left its window meanwhile is not given back a second time.
     """
-    refusals.clear()
     return bool(_do(_refund(decision)))
 
 
 async def arefund(decision: Decision) -> bool:
     """As `refund`, natively async."""
-    refusals.clear()
     return bool(await _ado(_refund(decision)))
 
 
@@ -428,6 +426,7 @@ def _refund(decision: Decision) -> Calls:
             receipt = decision.receipts.pop()  # atomic: of two who ask at once, one gets it
         except IndexError:
             return given
+        refusals.clear()
         if isinstance(receipt, failure.Receipt):
             given += failure.give_back(receipt, None if frozen is None else frozen.ms)
         else:

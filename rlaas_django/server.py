@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -76,10 +78,15 @@ class Server:
         self.name = f"Redis at {self.address[0]}" + (f":{self.address[1]}" if self.address[1] else "")
         self.breaker = Breaker(self.name)
         self.timeout = timeout
-        self._connection_class, self._options = connection_class, options
-        self._quick = _Connections(self, timeout, most)
-        self._patient = _Connections(self, max(timeout, PATIENCE), most)
+        self._connection_class, self._options, self._most = connection_class, options, most
+        self.start_anew()
+        _servers.add(self)
+
+    def start_anew(self) -> None:
+        self._quick = _Connections(self, self.timeout, self._most)
+        self._patient = _Connections(self, max(self.timeout, PATIENCE), self._most)
         self._channels: dict[asyncio.AbstractEventLoop, _Channel] = {}
+        self.breaker.renew_lock()
 
     def send(self, message: Message, *, patient: bool = False) -> Any:
         """The reply, or a list of them when there are several; the first error among them is raised."""
@@ -160,6 +167,21 @@ class Server:
 
     def forget(self, loop: asyncio.AbstractEventLoop) -> None:
         self._channels.pop(loop, None)
+
+
+_servers: weakref.WeakSet[Server] = weakref.WeakSet()
+_inherited: list[Any] = []
+
+
+def _leave_to_the_parent() -> None:
+    """In a fork: the connections are the parent's. They are kept from the garbage collector, as closing one of a loop
+    would disturb the parent's."""
+    for server in list(_servers):
+        _inherited.append(vars(server).copy())
+        server.start_anew()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 class _KernelTimed:

@@ -25,6 +25,7 @@ CACHES = {
     }
 }
 RATE_LIMITER = {
+    "TIMEOUT": 20,  # a machine that is busy with tests is no fault
     "POLICIES": {
         "login": {"rate": "2/h", "key": "ip"},
         "search": {"rate": "2/h", "key": "get:q", "algo": "token-bucket-algo", "burst": 3},

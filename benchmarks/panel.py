@@ -11,9 +11,11 @@ from django.http import HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import reverse
 
-from rlaas_django import Policy, backend, background, check, rate_limit, stats
+from rlaas_django import Policy, background, check, rate_limit, stats
 
-from .cpu import progress
+from . import server
+from .measure import Effort, Spread, progress, rounds, time_per_call
+from .report import Findings, Table
 
 SIZES = (100, 10_000, 1_000_000)
 ROUNDS = 15
@@ -32,28 +34,35 @@ end
 """
 
 
-def panel() -> None:
+def panel(effort: Effort) -> Findings:
     """Time of a page of the admin by the number of active identities, as a multiple of the same page at 100"""
     call_command("migrate", verbosity=0)
     browser = Client()
     user, _ = get_user_model().objects.get_or_create(username="admin", is_staff=True, is_superuser=True)
     browser.force_login(user)
     times: dict[tuple[str, int], float] = {}
-    for size in SIZES:
+    sizes = effort(SIZES, SIZES[:-1])
+    for size in sizes:
         fill(size)
         for name, (page, query) in PAGES.items():
             progress(f"panel: {name} at {size:,}")
             times[name, size] = page_time(browser, reverse(f"admin:rlaas_django_ratelimit_{page}", query=query or None))
-    progress("")
-    print(f"  {'page':<22}{'ms at 100':>12}" + "".join(f"{f'{size:,} ÷ 100':>18}" for size in SIZES[1:]))
-    for name in PAGES:
-        ratios = "".join(f"{times[name, size] / times[name, SIZES[0]]:>18.2f}" for size in SIZES[1:])
-        print(f"  {name:<22}{times[name, SIZES[0]] * 1000:>12.1f}{ratios}")
-    print()
+    progress()
+    server.client().flushdb()
+    rows = [
+        [
+            name,
+            f"{times[name, sizes[0]] * 1000:.1f}",
+            *(f"{times[name, size] / times[name, sizes[0]]:.2f}" for size in sizes[1:]),
+        ]
+        for name in PAGES
+    ]
+    columns = ("page", f"ms at {sizes[0]}", *(f"{size:,} ÷ {sizes[0]}" for size in sizes[1:]))
+    return Findings([Table("Pages of the admin", columns, rows)])
 
 
 def fill(size: int) -> None:
-    client = backend.client("default")
+    client = server.client()
     now = int(time.time() * 1000)
     for start in range(1, size + 1, 50_000):
         progress(f"panel: filling {start:,} of {size:,}")
@@ -70,7 +79,7 @@ def page_time(browser: Client, url: str) -> float:
     return statistics.median(taken)
 
 
-def notes() -> None:
+def notes(effort: Effort) -> Findings:
     """What statistics add to a decision: noting it, and writing it in the background"""
     policy = Policy("noted", "1000000/h", key="ip", algo="token-bucket-algo")
     decision = check("203.0.113.9", policy)
@@ -79,38 +88,29 @@ def notes() -> None:
     def view(request):
         return HttpResponse()
 
-    request = RequestFactory().get("/")
-    view(request)
+    view(RequestFactory().get("/"))
     background.run()
-    rounds = []
-    for i in range(ROUNDS):
-        progress(f"notes: round {i + 1}/{ROUNDS}")
-        rounds.append(
-            (
-                per_call(lambda: stats.note(decision, "GET", "/"), 2_000),
-                per_call(lambda: check("203.0.113.9", policy), 500),
-                flush_time(decision, 2_000),
-            )
+    found = [
+        (
+            time_per_call(lambda: stats.note(decision, "GET", "/"), 2_000) * 1e6,
+            time_per_call(lambda: check("203.0.113.9", policy), 500) * 1e6,
+            flush_time(decision, 2_000) * 1e6,
         )
-    progress("")
-    noting, deciding, writing = (statistics.median(column) * 1e6 for column in zip(*rounds, strict=True))
-    share = statistics.median(note / decide for note, decide, _ in rounds)
-    print(f"  noting a decision      {noting:8.2f} us, {share:.3f} of the decision itself ({deciding:.0f} us)")
-    print(f"  writing it, in the background {writing:.2f} us")
-    print(f"  goal: under 3 us added to a decision: {'met' if noting < 3 else 'MISSED'}\n")
-
-
-def per_call(function, times: int) -> float:
-    began = time.perf_counter()
-    for _ in range(times):
-        function()
-    return (time.perf_counter() - began) / times
+        for _ in rounds(effort(ROUNDS, 5), "notes")
+    ]
+    server.client().flushdb()
+    noting, deciding, writing = map(Spread.of, zip(*found, strict=True))
+    rows = [
+        ["the decision itself", deciding],
+        ["noting it", noting],
+        ["writing it, in the background", writing],
+    ]
+    note = f"The goal, under 3 µs added to a decision: {'met' if noting.median < 3 else 'MISSED'}."
+    return Findings([Table("Statistics, µs per decision", ("", "µs"), rows, note)])
 
 
 def flush_time(decision, times: int) -> float:
     stats.flush()
     for _ in range(times):
         stats.note(decision, "GET", "/")
-    began = time.perf_counter()
-    stats.flush()
-    return (time.perf_counter() - began) / times
+    return time_per_call(stats.flush, 1) / times

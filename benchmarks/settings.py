@@ -1,9 +1,13 @@
 """Settings of the benchmarks: a server of their own, which nothing else talks to."""
 
-from example_project import redis_server
+import os
+from urllib.parse import urlsplit
+
+from .server import URL_VARIABLE
 
 SECRET_KEY = "benchmarks"
-ALLOWED_HOSTS = ["testserver"]
+ALLOWED_HOSTS = ["*"]
+USE_TZ = True
 INSTALLED_APPS = [
     "django.contrib.admin",
     "django.contrib.auth",
@@ -21,7 +25,6 @@ MIDDLEWARE = [
 ROOT_URLCONF = "tests.urls"
 STATIC_URL = "/static/"
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
-RATE_LIMITER = {"USE_ALGO": "token-bucket-algo"}
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
@@ -35,11 +38,15 @@ TEMPLATES = [
         },
     }
 ]
-SERVER = redis_server.start()
+REDIS_URL = os.environ[URL_VARIABLE]
 CACHES = {
     "default": {
         "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": SERVER.url,
+        "LOCATION": REDIS_URL,
         "OPTIONS": {"SOCKET_TIMEOUT": 20, "SOCKET_CONNECT_TIMEOUT": 20},
     }
 }
+
+RATE_LIMITER: dict[str, object] = {}
+RATELIMIT_BACKEND = "redis"  # django-smart-ratelimit's
+RATELIMIT_REDIS = {"host": "127.0.0.1", "port": urlsplit(REDIS_URL).port}

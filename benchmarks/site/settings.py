@@ -1,0 +1,17 @@
+"""Settings of the site: as little around the views as can be."""
+
+import os
+
+from benchmarks.settings import *  # noqa: F403
+
+ROOT_URLCONF = "benchmarks.site.urls"
+MIDDLEWARE: list[str] = []
+LOCAL_REFUSALS = "BENCHMARKS_LOCAL_REFUSALS"  # of the environment: 1, 0, or nothing where there is no such setting yet
+RATE_LIMITER = {"LOCAL_REFUSALS": os.environ[LOCAL_REFUSALS] == "1"} if os.environ.get(LOCAL_REFUSALS) else {}
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [],
+    "DEFAULT_PERMISSION_CLASSES": [],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "UNAUTHENTICATED_USER": None,
+    "DEFAULT_THROTTLE_RATES": {"allowed": "1000/day", "refused": "1/day"},
+}

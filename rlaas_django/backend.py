@@ -18,6 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from redis.exceptions import (
     AskError,
+    ClusterCrossSlotError,
     MovedError,
     NoScriptError,
     RedisClusterException,
@@ -73,6 +74,7 @@ def run(call: Call, *, patient: bool = False) -> Any:
     except ResponseError as error:
         return _carry_out(_dialogue(call.site, call.key, call, call.script, after=(server, error)), patient)
     except RedisError as error:
+        server.breaker.complain(error)
         raise UnavailableError(str(error)) from error
 
 
@@ -86,6 +88,7 @@ async def arun(call: Call) -> Any:
     except ResponseError as error:
         return await _acarry_out(_dialogue(call.site, call.key, call, call.script, after=(server, error)))
     except RedisError as error:
+        server.breaker.complain(error)
         raise UnavailableError(str(error)) from error
 
 
@@ -104,19 +107,21 @@ def execute(commands: Sequence[Command], node: Server | None = None) -> list[Any
         return replies if whole.replies > 1 else [replies]
     replies = []
     for command in commands:
-        replies.append(_carry_out(_dialogue(here, str(command[1]), pack(command)), patient=True))
+        key = str(command[2] if command[0] == "MEMORY" else command[1])
+        replies.append(_carry_out(_dialogue(here, key, pack(command)), patient=True))
     return replies
 
 
 def nodes() -> list[Server]:
     """The servers that have keys."""
     here = site()
-    if not here.servers():
+    if not here.servers() or any(server.breaker.error is not None for server in here.servers()):
         _carry_out(here.find(), patient=False)
     return here.servers()
 
 
 def _carry_out(dialogue: Dialogue, patient: bool) -> Any:
+    server = None
     try:
         server, what = next(dialogue)
         while True:
@@ -129,10 +134,13 @@ def _carry_out(dialogue: Dialogue, patient: bool) -> Any:
     except StopIteration as done:
         return done.value
     except (RedisError, RedisClusterException) as error:
+        if server is not None:
+            server.breaker.complain(error)
         raise UnavailableError(str(error)) from error
 
 
 async def _acarry_out(dialogue: Dialogue) -> Any:
+    server = None
     try:
         server, what = next(dialogue)
         while True:
@@ -145,6 +153,8 @@ async def _acarry_out(dialogue: Dialogue) -> Any:
     except StopIteration as done:
         return done.value
     except (RedisError, RedisClusterException) as error:
+        if server is not None:
+            server.breaker.complain(error)
         raise UnavailableError(str(error)) from error
 
 
@@ -159,7 +169,12 @@ def _dialogue(
     """Send a message where its key is. Every error that leads to another attempt says that nothing was run."""
     asking = False
     if after is None:
-        server = yield from _reach(here, key, node or here.server(key))
+        if node is None:
+            server = yield from _reach(here, key, here.server(key))
+        elif node.breaker.admits():
+            server = node
+        else:
+            raise UnavailableError(str(node.breaker.error)) from node.breaker.error
     else:
         server, asking = yield from _another_way(here, key, after[0], asking, script, after[1])
     ends = time.monotonic() + server.timeout
@@ -181,18 +196,24 @@ def _another_way(
     if isinstance(error, NoScriptError) and script is not None:
         yield server, pack(("SCRIPT", "LOAD", script.text))  # to keep: what EVAL brings may be dropped again
         return server, asking
-    if isinstance(error, (AskError, MovedError)) and not isinstance(here, Cluster):
-        raise UnavailableError(
+    if isinstance(error, (AskError, MovedError, ClusterCrossSlotError)) and not isinstance(here, Cluster):
+        wrong = UnavailableError(
             f"{server.name} is a node of a cluster, and the cache's client is for a single server: set OPTIONS"
             "['CONNECTION_FACTORY'] of the cache to 'rlaas_django.cluster.ConnectionFactory'."
-        ) from error
+        )
+        server.breaker.complain(wrong)
+        raise wrong from error
     if isinstance(here, Cluster):
-        if isinstance(error, AskError):
-            return here.at(error.host, error.port, server), True
-        if isinstance(error, MovedError):
+        if isinstance(error, MovedError):  # before ASK, as redis-py has it for a kind of that
             yield from here.moved(error.slot_id, here.at(error.host, error.port, server))
             return (yield from _reach(here, key, here.server(key))), False
-        if isinstance(error, TryAgainError):
+        # A refund of the fixed window names a key that there never is: its counter may still be where it was.
+        if isinstance(error, AskError) and not (script and script.name == "refund"):
+            there = here.at(error.host, error.port, server)
+            if not there.breaker.admits():
+                raise UnavailableError(str(there.breaker.error)) from there.breaker.error
+            return there, True
+        if isinstance(error, (AskError, TryAgainError)):
             yield None, PAUSE
             return (yield from _reach(here, key, here.server(key))), False
     server.breaker.complain(error)

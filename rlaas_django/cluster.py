@@ -33,7 +33,7 @@ class ConnectionFactory(pool.ConnectionFactory):  # type: ignore[misc]
             return self._clusters[key]
 
     def disconnect(self, connection: RedisCluster) -> None:
-        connection.close()
+        connection.disconnect_connection_pools()  # type: ignore[no-untyped-call]
 
     def node_options(self, url: str) -> dict[str, Any]:
         """What a connection to the node at this URL is made of, without asking it anything."""

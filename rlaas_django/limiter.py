@@ -349,8 +349,12 @@ def _ask(plan: Plan) -> Calls:
     receipts: list[Any] = []
     unasked: list[int] = []
     allowed, error = True, None
+    ends = time.monotonic() + conf.config().timeout
     for part in asked.site.parts(asked.keys(plan.identities)):
         charge = plan.charge and allowed
+        if error is not None and time.monotonic() >= ends:
+            unasked += part  # one slot used up the time of all
+            continue
         try:
             reply = yield plan.call_part(part, charge)
             told, passes = _outcomes(plan, part, reply)
@@ -410,7 +414,10 @@ def _outcomes(plan: Plan, part: Sequence[int], reply: Any) -> tuple[list[Outcome
                 )
             )
     except (TypeError, ValueError) as error:
-        raise UnavailableError(f"Redis answered what no script of ours does: {error}") from error
+        odd = UnavailableError(f"Redis answered what no script of ours does: {error}")
+        if server := asked.site.server(asked.keys(plan.identities)[part[0]]):
+            server.breaker.complain(odd)
+        raise odd from error
     return outcomes, passes
 
 

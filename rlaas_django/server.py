@@ -101,10 +101,13 @@ class Server:
             self._refused(error)
             raise
         except BaseException as error:
-            if connection is not None:
-                connection.disconnect()  # a reply may still be on its way, and must not reach the next caller
-                connections.give_back(connection, connected=False)
-            raise self._failed(error) from error
+            try:
+                self._failed(error)
+            finally:
+                if connection is not None:
+                    connection.disconnect()  # a reply may still be on its way, and must not reach the next caller
+                    connections.give_back(connection, connected=False)
+            raise
         connections.give_back(connection)
         if self.breaker.error is not None:
             self.breaker.succeeded()
@@ -122,28 +125,41 @@ class Server:
             self._refused(error)
             raise
         except BaseException as error:
-            raise self._failed(error) from error
+            self._failed(error)
+            raise
         if self.breaker.error is not None:
             self.breaker.succeeded()
         return reply
 
     def _refused(self, error: ResponseError) -> None:
-        if isinstance(error, WHOLE_SERVER) or str(error).startswith("BUSY "):
+        if (isinstance(error, WHOLE_SERVER) and "slot not served" not in str(error)) or str(error).startswith("BUSY "):
             self.breaker.failed(error)
-            self._quick.close_idle()  # behind the same name there may be another server by now
+            # Behind the same name there may be another server by now.
+            self._quick.close_idle()
+            self._patient.close_idle()
+            for channel in list(self._channels.values()):
+                channel.stale = True
         elif self.breaker.error is not None:
             self.breaker.succeeded()
 
-    def _failed(self, error: BaseException) -> BaseException:
-        """What to raise: a RedisError, whatever redis-py made of an answer that it did not understand."""
-        if not isinstance(error, Exception):
-            return error
+    def _failed(self, error: BaseException) -> None:
+        """A call had no answer. Raises what redis-py made of it as a RedisError, if it is none."""
+        if not isinstance(error, Exception) or isinstance(error, NoConnectionError):
+            return
         if isinstance(error.__context__, BlockingIOError):  # how the kernel tells of a timeout
-            error = redis.TimeoutError(f"{self.name} did not answer in time")
-        if not isinstance(error, redis.RedisError):
-            error = redis.InvalidResponse(f"{self.name} gave no answer of Redis: {error!r}")
-        if not isinstance(error, NoConnectionError):
+            ours: Exception = redis.TimeoutError(f"{self.name} did not answer in time")
+        elif not isinstance(error, redis.RedisError):
+            ours = redis.InvalidResponse(f"{self.name} gave no answer of Redis: {error!r}")
+        else:
             self.breaker.failed(error)
+            return
+        self.breaker.failed(ours)
+        raise ours from error
+
+    def nonsense(self, reply: Any) -> UnavailableError:
+        """It answered what no server does whom we should ask."""
+        error = UnavailableError(f"{self.name} gave no answer of Redis: {reply!r:.100}")
+        self.breaker.failed(error)
         return error
 
     def connect(self, timeout: float) -> Any:
@@ -223,7 +239,9 @@ class _Connections:
 
     def __init__(self, server: Server, timeout: float, most: int) -> None:
         self.server, self.timeout, self.most = server, timeout, most
-        self.made = 0
+        self.made: weakref.WeakSet[Any] = (
+            weakref.WeakSet()
+        )  # one that got lost in an interrupted call is not among them
         # With when each was used last, None if it is not connected. Pop and append are atomic.
         self.idle: list[tuple[Any, float | None]] = []
         self.lock = threading.Lock()
@@ -247,8 +265,6 @@ class _Connections:
             except IndexError:
                 return
             connection.disconnect()
-            with self.lock:
-                self.made -= 1
 
     def _another(self) -> Any:
         """A new one, or one that comes back: a caller who is turned away would be let through as if Redis were down,
@@ -256,14 +272,18 @@ class _Connections:
         patience = time.monotonic() + LONGEST_WAIT
         while True:
             with self.lock:
-                if self.made < self.most:
-                    self.made += 1
-                    return self.server.connect(self.timeout)
+                if len(self.made) < self.most:
+                    connection = self.server.connect(self.timeout)
+                    self.made.add(connection)
+                    return connection
             if self.server.breaker.error is not None or time.monotonic() > patience:
                 raise NoConnectionError(f"All {self.most} connections are in use.")
             time.sleep(0.001)
             with contextlib.suppress(IndexError):
-                return self.idle.pop()[0]
+                connection, used = self.idle.pop()
+                if self.server.breaker.error is None:
+                    return connection
+                self.idle.append((connection, used))
 
 
 def _is_spoilt(connection: Any) -> bool:
@@ -290,10 +310,11 @@ def _read_all(connection: Any, count: int) -> list[Any]:
 class _Request:
     """A message on its way, and who waits for it. A cancelled one is still answered, to nobody."""
 
-    __slots__ = ("future", "message", "replies")
+    __slots__ = ("ends", "future", "message", "replies")
 
     def __init__(self, message: Message, future: asyncio.Future[Any]) -> None:
         self.message, self.future = message, future
+        self.ends = 0.0  # when its time is up; it begins when it is sent
         self.replies: list[Any] = []
 
     def add(self, reply: Any) -> bool:
@@ -324,6 +345,7 @@ class _Channel:
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.used = 0.0
+        self.stale = False
         self.guard = self._closing_with_the_loop()
 
     async def send(self, message: Message) -> Any:
@@ -350,11 +372,12 @@ class _Channel:
 
     async def _connect(self) -> None:
         self._keep_time(self.server.timeout)
-        if self.connection.is_connected and self.loop.time() - self.used > FRESH:
+        if self.connection.is_connected and (self.stale or self.loop.time() - self.used > FRESH):
             await asyncio.sleep(0)  # let the loop see whether the server has closed it
-            if await _is_spoilt_async(self.connection):
+            if self.stale or await _is_spoilt_async(self.connection):
                 await self.connection.disconnect(nowait=True)
         if not self.connection.is_connected:
+            self.stale = False
             await self.connection.connect()
 
     async def _write(self) -> None:
@@ -363,8 +386,10 @@ class _Channel:
         requests = [self.to_send.popleft() for _ in range(min(len(self.to_send), MOST_IN_FLIGHT - len(self.sent)))]
         wanted = [request for request in requests if not request.future.done()]
         self.sent.extend(wanted)
+        ends = self.loop.time() + self.server.timeout
+        for request in wanted:
+            request.ends = ends
         if wanted:
-            self._keep_time(self.server.timeout)
             await self.connection.send_packed_command(
                 [b"".join(each.message.packed for each in wanted)], check_health=False
             )
@@ -399,6 +424,10 @@ class _Channel:
         self.timer = None if seconds is None else self.loop.call_later(seconds, self._last_call)
 
     def _last_call(self) -> None:
+        left = self.sent[0].ends - self.loop.time() if self.sent else 0.0
+        if left > 0:
+            self._keep_time(left)
+            return
         self.timer = self.loop.call_later(GRACE, self._too_late)
 
     def _too_late(self) -> None:

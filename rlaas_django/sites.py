@@ -59,10 +59,15 @@ class Sentinel(Site):
         self.service, self.sentinels, self.make = service, list(sentinels), make
 
     def find(self) -> Dialogue:
-        address = yield from _ask_one_of(self.sentinels, self.question)
+        address, told_by = yield from _ask_each(self.sentinels, self.question)
         if not address:
-            raise UnavailableError(f"No Sentinel knows a master {self.service!r}.")
-        host, port = _text(address[0]), int(address[1])
+            unknown = UnavailableError(f"No Sentinel knows a master {self.service!r}.")
+            told_by.breaker.complain(unknown)
+            raise unknown
+        try:
+            host, port = _text(address[0]), int(address[1])
+        except (TypeError, ValueError, IndexError) as error:
+            raise told_by.nonsense(address) from error
         if self.master is None or self.master.address != (host, port):
             self.master = self.make((host, port))
 
@@ -121,19 +126,17 @@ class Cluster(Site):
         down = [server for server in self.known.values() if server.breaker.error is not None]
         reply, told_by = yield from _ask_each([*first, *up, *down], CLUSTER_SLOTS)
         ranges = {}
-        for start, end, (host, port, *_), *_replicas in reply:
-            ranges[int(start)] = int(end), self.at(_text(host), int(port), told_by)
+        try:
+            for start, end, (host, port, *_), *_replicas in reply:
+                ranges[int(start)] = int(end), self.at(_text(host), int(port), told_by)
+        except (TypeError, ValueError) as error:
+            raise told_by.nonsense(reply) from error
         starts = sorted(ranges)
         self.ranges = [ranges[start] for start in starts]
         self.starts = starts
         self.moves = {}
         wanted = {server.address: server for server in (*self.seeds, *self.servers())}
         self.known = wanted
-
-
-def _ask_one_of(servers: list[Server], batch: Batch) -> Dialogue:
-    reply, _ = yield from _ask_each(servers, batch)
-    return reply
 
 
 def _ask_each(servers: list[Server], batch: Batch) -> Dialogue:
@@ -149,6 +152,7 @@ def _ask_each(servers: list[Server], batch: Batch) -> Dialogue:
             error = timeout
             break
         except RedisError as failure:
+            server.breaker.complain(failure)
             error = failure
     raise UnavailableError(str(error)) from error
 

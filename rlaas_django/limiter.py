@@ -156,6 +156,7 @@ def _perform(plan: Plan) -> Decision:
         decision, error = _do(_ask(plan))
     if error is not None:
         signals.tell(signals.backend_failed, error=error, decision=decision)
+        del error  # its traceback has this frame, and this frame would have it
     return decision
 
 
@@ -170,6 +171,7 @@ async def _aperform(plan: Plan) -> Decision:
         decision, error = await _ado(_ask(plan))
     if error is not None:
         await signals.atell(signals.backend_failed, error=error, decision=decision)
+        del error
     return decision
 
 

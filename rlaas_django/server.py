@@ -132,7 +132,7 @@ class Server:
         return reply
 
     def _refused(self, error: ResponseError) -> None:
-        if (isinstance(error, WHOLE_SERVER) and "slot not served" not in str(error)) or str(error).startswith("BUSY "):
+        if _is_about_all(error):
             self.breaker.failed(error)
             # Behind the same name there may be another server by now.
             self._quick.close_idle()
@@ -183,6 +183,14 @@ class Server:
 
     def forget(self, loop: asyncio.AbstractEventLoop) -> None:
         self._channels.pop(loop, None)
+
+
+def _is_about_all(error: ResponseError) -> bool:
+    """Whether a server would answer so whatever it is asked."""
+    text = str(error)
+    if isinstance(error, WHOLE_SERVER):
+        return "slot not served" not in text
+    return text.startswith("BUSY ") or "-READONLY " in text  # what a script's command was told, before Redis 7
 
 
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()
@@ -239,9 +247,7 @@ class _Connections:
 
     def __init__(self, server: Server, timeout: float, most: int) -> None:
         self.server, self.timeout, self.most = server, timeout, most
-        self.made: weakref.WeakSet[Any] = (
-            weakref.WeakSet()
-        )  # one that got lost in an interrupted call is not among them
+        self.made: weakref.WeakSet[Any] = weakref.WeakSet()  # without one that got lost in an interrupted call
         # With when each was used last, None if it is not connected. Pop and append are atomic.
         self.idle: list[tuple[Any, float | None]] = []
         self.lock = threading.Lock()

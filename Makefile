@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test browser lint format servers matrix bench bench-quick clean
+.PHONY: help install run test browser lint format servers cluster matrix bench bench-quick clean
 
 help: ## List what can be done
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ format: $(VENV)/.installed ## Mend style
 
 servers: $(VENV)/.installed ## Run the tests on the oldest and newest servers to be had
 	$(BIN)/python -m tests.servers $(ARGS)
+
+cluster: $(VENV)/.installed ## Run the tests of the core on a Redis Cluster
+	$(BIN)/python -m tests.on_cluster $(ARGS)
 
 matrix: $(VENV)/.installed ## Run the tests on each Python and Django to be had
 	$(BIN)/python -m tests.matrix $(ARGS)

@@ -34,7 +34,7 @@ from .scripts import Script
 from .server import Batch, Message, Server, UnavailableError, pack
 from .sites import Address, Cluster, Dialogue, Sentinel, Site
 
-__all__ = ["Call", "UnavailableError", "arun", "call", "client", "execute", "nodes", "run", "site"]
+__all__ = ["Call", "Server", "UnavailableError", "arun", "call", "client", "execute", "nodes", "run", "site"]
 
 Command = tuple[Any, ...]
 

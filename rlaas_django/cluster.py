@@ -42,3 +42,10 @@ class ConnectionFactory(pool.ConnectionFactory):  # type: ignore[misc]
     def _parameters(self, url: str) -> dict[str, Any]:
         parameters = {**self.make_connection_params(url), **self.pool_cls_kwargs}
         return {name: value for name, value in parameters.items() if name not in ("url", "parser_class")}
+
+
+def _renew_lock() -> None:
+    ConnectionFactory._lock = threading.Lock()  # the parent's may have been held
+
+
+os.register_at_fork(after_in_child=_renew_lock)

@@ -37,7 +37,12 @@ def check(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Deci
     >>> check("alice", "search", cost=3)
     >>> check({"user": "42", "ip": "203.0.113.9"}, ["burst", Policy("site", "1000/m", key="ip")])
     """
-    if refusals.known and frozen is None and (told := _told_before(identity, policy, cost)) is not None:
+    if (
+        refusals.known
+        and frozen is None
+        and type(cost) is int
+        and (told := _told_before(identity, policy, cost)) is not None
+    ):
         return told
     plan = _plan(identity, policy, cost)
     asked = time.monotonic()
@@ -49,7 +54,12 @@ def check(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Deci
 
 async def acheck(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
     """As `check`, natively async."""
-    if refusals.known and frozen is None and (told := _told_before(identity, policy, cost)) is not None:
+    if (
+        refusals.known
+        and frozen is None
+        and type(cost) is int
+        and (told := _told_before(identity, policy, cost)) is not None
+    ):
         return told
     plan = _plan(identity, policy, cost)
     asked = time.monotonic()
@@ -97,13 +107,11 @@ def unlimited() -> Decision:
 
 def reset(identity: Identity, policy: Policies = None) -> int:
     """Forget what an identity used, whichever algorithm counted it; the number of keys that were there."""
-    refusals.clear()
     return int(_do(_reset(identity, policy)))
 
 
 async def areset(identity: Identity, policy: Policies = None) -> int:
     """As `reset`, natively async."""
-    refusals.clear()
     return int(await _ado(_reset(identity, policy)))
 
 
@@ -140,9 +148,9 @@ def _remember(identity: Identity, policy: Policies, plan: Plan, decision: Decisi
     ):
         return
     if type(identity) is str and (policy is None or isinstance(policy, (str, Policy))):
-        refusals.remember((identity, id(policy), plan.cost), policy, decision, asked)
+        refusals.remember((identity, id(policy), plan.cost), policy, decision, asked, plan.set.names)
     else:
-        refusals.remember((plan.set, plan.identities, plan.cost), None, decision, asked)
+        refusals.remember((plan.set, plan.identities, plan.cost), None, decision, asked, plan.set.names)
 
 
 def _perform(plan: Plan) -> Decision:
@@ -205,7 +213,6 @@ async def _ado(calls: Calls) -> Any:
 
 def give_back(identity: Identity, policy: Policies, amount: int) -> int:
     """Give back so many units of an identity's usage, the newest first; how many there were."""
-    refusals.clear()
     config = conf.config()
     given = [0]
     for each in _chosen(policy, config):
@@ -214,6 +221,7 @@ def give_back(identity: Identity, policy: Policies, amount: int) -> int:
         term = term if limit == term.capacity else term._replace(limit=limit, capacity=limit)
         key = redis_key(each, who, term.algo, each.window, tagged=backend.site().clustered)
         given += backend.run(backend.call(REFUND[frozenset([term.algo])], (key,), (now(), "", amount, *term, 0)))
+        refusals.end([each.name])
     return int(max(given))
 
 
@@ -429,17 +437,22 @@ def _left_of_window(term: Terms, now: int) -> int:
 
 
 def _refund(decision: Decision) -> Calls:
-    given = 0
+    given, error = 0, None
     while True:
         try:
             receipt = decision.receipts.pop()  # atomic: of two who ask at once, one gets it
         except IndexError:
-            return given
-        refusals.clear()
+            break
         if isinstance(receipt, failure.Receipt):
             given += failure.give_back(receipt, None if frozen is None else frozen.ms)
-        else:
+            continue
+        try:
             given += yield from _refund_call(receipt)
+        except UnavailableError as failed:
+            error = failed  # of a cluster, other parts may be within reach
+    if error is not None:
+        raise error
+    return given
 
 
 def _refund_call(receipt: Receipt) -> Calls:
@@ -450,7 +463,9 @@ def _refund_call(receipt: Receipt) -> Calls:
     for _, term, charged_at in charged:
         args += (*term, charged_at)
     script, keys = REFUND[frozenset(term.algo for _, term, _ in charged)], plan.set.keys(plan.identities)
-    return sum((yield backend.call(script, [keys[i] for i, *_ in charged], args)))
+    given = yield backend.call(script, [keys[i] for i, *_ in charged], args)
+    refusals.end(plan.set.names)
+    return sum(given)
 
 
 def _reset(identity: Identity, policy: Policies) -> Calls:
@@ -465,4 +480,5 @@ def _reset(identity: Identity, policy: Policies) -> Calls:
         keys = [key for i in part for key in places[i]]
         windows = [asked.terms[i].window for i in part]
         deleted += yield backend.call(RESET, keys, (now(), len(keys) // len(part), *windows))
+    refusals.end(asked.names)
     return deleted

@@ -45,9 +45,9 @@ def publish(identity: str, overrides: Iterable[Override]) -> None:
     for override in overrides:
         fields += (override.policy, f"{override.kind}:{override.until}:{override.limit or ''}")
         ends = max(ends, override.until)
-    refusals.clear()
     key = identity.join(override_parts(tagged=backend.site().clustered))
     backend.run(backend.call(OVERRIDE, (key,), (limiter.now(), ends, *fields)))
+    refusals.end()
 
 
 def mark_complete() -> None:

@@ -161,23 +161,28 @@ def policies() -> dict[str, Policy]:
 def server_state() -> ServerState:
     """All servers of a cluster together."""
     used = [*scripts.CHECK.values()]
-    questions = [("INFO",), ("DBSIZE",), ("SCRIPT", "EXISTS", *(script.sha for script in used))]
-    replies = [backend.execute(questions, node) for node in backend.nodes()]
-    infos = [_fields(_text(info)) for info, *_ in replies]
-    size = sum(keys for _, keys, _ in replies)
+    nodes = backend.nodes()
+    questions = [("DBSIZE",), ("SCRIPT", "EXISTS", *(script.sha for script in used))]
+    replies = [backend.execute(questions, node) for node in nodes]
+    infos = [_info(node) for node in nodes]
+    size = sum(keys for keys, _ in replies)
     return ServerState(
         latency_ms=ping(),
         version=_version(infos[0]),
         used_memory=sum(int(info.get("used_memory", 0)) for info in infos),
         keys=size,
         our_memory=_our_memory(size),
-        scripts=[(script.version, all(there[i] for *_, there in replies)) for i, script in enumerate(used)],
+        scripts=[(script.version, all(there[i] for _, there in replies)) for i, script in enumerate(used)],
     )
 
 
-def _fields(info: str) -> dict[str, str]:
-    """What INFO tells."""
-    return dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+def _info(node: backend.Server) -> dict[str, str]:
+    """What INFO tells, if we are allowed to ask."""
+    try:
+        (info,) = backend.execute([("INFO",)], node)
+    except backend.UnavailableError:
+        return {}
+    return dict(line.split(":", 1) for line in _text(info).splitlines() if ":" in line)
 
 
 def _version(info: dict[str, str]) -> str:
@@ -204,7 +209,7 @@ def _our_memory(size: int) -> int | None:
 
 
 def _text(key: bytes | str) -> str:
-    return key.decode() if isinstance(key, bytes) else key
+    return key.decode(errors="replace") if isinstance(key, bytes) else key
 
 
 def ping() -> float:
@@ -272,7 +277,7 @@ def active(cursor: int, name: str | None = None) -> tuple[list[Row], int, int]:
         looked_at, count = looked_at + count, 2 * count  # more at once where few are found
         for key in keys:
             pair = parse_key(_text(key))
-            if pair and (name is None or pair[0] == name):
+            if pair and is_id(pair[1]) and (name is None or pair[0] == name):
                 found[pair] = None
         if cursor == 0 or len(found) >= PAGE:
             break
@@ -301,7 +306,7 @@ def search(text: str) -> list[Id]:
     found = [Id(identity.encode(str(user.pk))) for user in _users(text)]
     if identity.parse_address(text) is not None:
         found.append(Id(f"ip={identity.encode(identity.address(text))}"))
-    as_it_stands = Id(text if "=" in text or "%" in text else identity.encode(text))
+    as_it_stands = Id(text if ("=" in text or "%" in text) and is_id(text) else identity.encode(text))
     return list(dict.fromkeys([*found, as_it_stands]))
 
 

@@ -367,12 +367,14 @@ class Repeated(Decision):
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        return tuple(
-            each._replace(
-                retry_after=max(0.0, each.retry_after - self._age), reset_after=max(0.0, each.reset_after - self._age)
-            )
-            for each in self._refusal.outcomes
-        )
+        return tuple(map(self._aged, self._refusal.outcomes))
+
+    def _aged(self, outcome: Outcome) -> Outcome:
+        retry_after = max(0.0, outcome.retry_after - self._age)
+        reset_after = max(0.0, outcome.reset_after - self._age)
+        # What is less than the window is what is left of it.
+        ttl = outcome.ttl if outcome.ttl == outcome.policy.window else math.ceil(reset_after)
+        return outcome._replace(retry_after=retry_after, reset_after=reset_after, ttl=ttl)
 
 
 def seconds(milliseconds: int) -> float:

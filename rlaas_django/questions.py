@@ -59,6 +59,7 @@ class PolicySet:
         return [f"{before}{who}{after}" for (before, after, _), who in zip(self._parts, identities, strict=True)]
 
     def pack(self, identities: Sequence[str], now: str | int, unique: str, cost: int, charge: bool) -> bytes:
+        """In Redis' protocol. Identities are ASCII (or this raises), so a length in characters is one in bytes."""
         time = _NO_TIME if now == "" else _words(now)
         price = _ONE if cost == 1 else _words(cost)
         rest = f"{time}${len(unique)}\r\n{unique}\r\n{price}{_ONE if charge else _ZERO}{self._tail}"
@@ -66,12 +67,12 @@ class PolicySet:
         if len(identities) == 1:  # as it is nearly always
             ((before, after, length),), (who,) = self._parts, identities
             counter = f"${length + len(who)}\r\n{before}{who}{after}\r\n"
-            return f"{self._head}{counter}${size + len(who)}\r\n{first}{who}{last}\r\n{rest}".encode()
+            return f"{self._head}{counter}${size + len(who)}\r\n{first}{who}{last}\r\n{rest}".encode("ascii")
         words = [self._head]
         for (before, after, length), who in zip(self._parts, identities, strict=True):
             words.append(f"${length + len(who)}\r\n{before}{who}{after}\r\n")
         words += [f"${size + len(who)}\r\n{first}{who}{last}\r\n" for who in identities]
-        return "".join([*words, rest]).encode()
+        return "".join([*words, rest]).encode("ascii")
 
     def subset(self, part: Sequence[int]) -> PolicySet:
         """Those that are in one slot of a cluster."""

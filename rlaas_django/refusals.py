@@ -1,13 +1,13 @@
 """Refusals told again from memory, so that an attack costs Redis nothing.
 
-A refusal whose wait is exact stays true until the wait is over: nothing but an operator can end it earlier. So it is
-told again without asking, for a second at most, so that a reset, an override or another process' refund is seen then.
+A refusal whose wait is exact stays true until the wait is over: nothing but an operator or a refund can end it earlier.
+So it is told again without asking, for a second at most, within which what ends it in another process is seen.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 from . import conf
@@ -15,18 +15,21 @@ from .policy import Decision, Repeated
 
 LONGEST = 1.0  # seconds
 MOST = 10_000
+EVERY_POLICY = "*"
 
 
 class _Refusal(NamedTuple):
     decision: Decision
-    told: float
+    asked: float  # by this process' clock: the wait begins at some moment between this
+    told: float  # and this
     until: float
-    config: Any
+    settings: tuple[Any, Any]
     policy: Any  # kept, so that nothing else has its id
+    names: Iterable[str]
 
 
 known: dict[Hashable, _Refusal] = {}
-clear = known.clear
+changed: dict[str, float] = {EVERY_POLICY: 0.0}  # by policy: when units of it came back last
 refundable: set[str] = set()  # policies whose units come back before their time
 
 
@@ -35,16 +38,33 @@ def again(key: Hashable, policy: Any) -> Decision | None:
     found = known.get(key)
     if found is None:
         return None
-    decision, told, until, config, kept = found
+    decision, asked, told, until, (config, caches), kept, names = found
     now = time.monotonic()
-    if now >= until or kept is not policy or config is not conf.config():
+    if now >= until or kept is not policy or config is not conf.config() or caches is not conf.caches():
         return None
-    return Repeated(decision, now - told)
+    return Repeated(decision, now - told) if _stands(names, asked) else None
 
 
-def remember(key: Hashable, policy: Any, decision: Decision, asked: float) -> None:
-    """`asked` is when the question was, by our clock: the wait begins at some moment between then and now."""
+def remember(key: Hashable, policy: Any, decision: Decision, asked: float, names: Iterable[str]) -> None:
+    if not _stands(names, asked):
+        return  # units came back while it was on its way
     if len(known) >= MOST:
         known.clear()  # they last a second anyway
     until = asked + min(decision.retry_after, LONGEST)
-    known[key] = _Refusal(decision, time.monotonic(), until, conf.config(), policy)
+    known[key] = _Refusal(decision, asked, time.monotonic(), until, (conf.config(), conf.caches()), policy, names)
+
+
+def end(names: Iterable[str] = (EVERY_POLICY,)) -> None:
+    """Units came back: what was refused under these policies before now may be allowed."""
+    now = time.monotonic()
+    for name in names:
+        changed[name] = now
+
+
+def _stands(names: Iterable[str], asked: float) -> bool:
+    if changed[EVERY_POLICY] >= asked:
+        return False
+    for name in names:  # noqa: SIM110  (three times as fast as all())
+        if changed.get(name, 0.0) >= asked:
+            return False
+    return True

@@ -98,7 +98,7 @@ class Server:
             reply = connection.read_response() if message.replies == 1 else _read_all(connection, message.replies)
         except ResponseError as error:
             connections.give_back(connection)  # the server answered, and the connection is in order
-            self._refused(error)
+            self._refused(error, patient)
             raise
         except BaseException as error:
             try:
@@ -131,7 +131,9 @@ class Server:
             self.breaker.succeeded()
         return reply
 
-    def _refused(self, error: ResponseError) -> None:
+    def _refused(self, error: ResponseError, patient: bool = False) -> None:
+        if patient and isinstance(error, redis.exceptions.NoPermissionError):
+            return  # a page asked for more than decisions need
         if _is_about_all(error):
             self.breaker.failed(error)
             # Behind the same name there may be another server by now.
@@ -216,6 +218,8 @@ class _KernelTimed:
 
     def _connect(self) -> socket.socket:
         connected: socket.socket = super()._connect()  # type: ignore[misc]
+        if type(connected).__module__ != "socket":
+            return connected  # gevent's or eventlet's never blocks, and so the kernel keeps no time for it
         seconds, rest = divmod(self.socket_timeout, 1)  # type: ignore[attr-defined]
         timeval = struct.pack("ll", int(seconds), int(rest * 1_000_000))
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
@@ -253,24 +257,37 @@ class _Connections:
         self.lock = threading.Lock()
 
     def take(self) -> Any:
+        """One that is connected."""
         try:
             connection, used = self.idle.pop()
         except IndexError:
-            return self._another()
-        if used is not None and time.monotonic() - used > FRESH and _is_spoilt(connection):
-            connection.disconnect()
+            connection, used = self._another(), None
+        if used is None or (time.monotonic() - used > FRESH and _is_spoilt(connection)):
+            self._connect(connection)
         return connection
+
+    def _connect(self, connection: Any) -> None:
+        try:
+            connection.disconnect()
+            connection.connect()
+        except BaseException as error:
+            connection.disconnect()
+            self.give_back(connection, connected=False)
+            if isinstance(error, ResponseError):  # to the password, say, or the database's number
+                raise redis.ConnectionError(str(error)) from error
+            raise
 
     def give_back(self, connection: Any, *, connected: bool = True) -> None:
         self.idle.append((connection, time.monotonic() if connected else None))
 
     def close_idle(self) -> None:
-        while True:
-            try:
+        closed: list[tuple[Any, float | None]] = []
+        with contextlib.suppress(IndexError):
+            while True:
                 connection, _ = self.idle.pop()
-            except IndexError:
-                return
-            connection.disconnect()
+                connection.disconnect()
+                closed.append((connection, None))
+        self.idle += closed
 
     def _another(self) -> Any:
         """A new one, or one that comes back: a caller who is turned away would be let through as if Redis were down,
@@ -434,9 +451,12 @@ class _Channel:
         if left > 0:
             self._keep_time(left)
             return
-        self.timer = self.loop.call_later(GRACE, self._too_late)
+        self.timer = self.loop.call_later(GRACE, self._too_late, self.sent[0] if self.sent else None)
 
-    def _too_late(self) -> None:
+    def _too_late(self, late: _Request | None) -> None:
+        if self.sent and self.sent[0] is not late:
+            self._last_call()  # that one was answered in the meantime
+            return
         self.timer = None
         if self.task is not None:
             self.task.cancel()

@@ -81,20 +81,21 @@ class Cluster(Site):
         super().__init__()
         self.seeds, self.make = list(seeds), make
         self.known: dict[Address, Server] = {server.address: server for server in self.seeds}
-        self.starts: list[int] = []  # of ranges of slots, in order,
-        self.ranges: list[tuple[int, Server]] = []  # with their last slot and who has them
+        # Where ranges of slots start, in order; and their last slots, with who has them. Replaced in one go.
+        self.map: tuple[list[int], list[tuple[int, Server]]] = [], []
         self.moves: dict[int, Server] = {}  # slots that were met elsewhere since
         self.next_look = 0.0
 
     def server(self, key: str) -> Server | None:
         slot = key_slot(key.encode())
-        if slot in self.moves:
-            return self.moves[slot]
-        at = bisect_right(self.starts, slot) - 1
-        return self.ranges[at][1] if at >= 0 and slot <= self.ranges[at][0] else None
+        if (moved := self.moves.get(slot)) is not None:
+            return moved
+        starts, ranges = self.map
+        at = bisect_right(starts, slot) - 1
+        return ranges[at][1] if at >= 0 and slot <= ranges[at][0] else None
 
     def servers(self) -> list[Server]:
-        found = {server.address: server for _, server in self.ranges}
+        found = {server.address: server for _, server in self.map[1]}
         return [found[address] for address in sorted(found)]
 
     def parts(self, keys: Sequence[str]) -> list[Sequence[int]]:
@@ -121,9 +122,9 @@ class Cluster(Site):
 
     def find(self, *first: Server) -> Dialogue:
         self.next_look = time.monotonic() + BETWEEN_LOOKS
-        up = [server for server in self.known.values() if server.breaker.error is None and server not in first]
+        up = [server for server in list(self.known.values()) if server.breaker.error is None and server not in first]
         random.shuffle(up)
-        down = [server for server in self.known.values() if server.breaker.error is not None]
+        down = [server for server in list(self.known.values()) if server.breaker.error is not None]
         reply, told_by = yield from _ask_each([*first, *up, *down], CLUSTER_SLOTS)
         ranges = {}
         try:
@@ -131,9 +132,10 @@ class Cluster(Site):
                 ranges[int(start)] = int(end), self.at(_text(host), int(port), told_by)
         except (TypeError, ValueError) as error:
             raise told_by.nonsense(reply) from error
+        if not ranges:
+            raise told_by.nonsense(reply)  # a node that was taken out of the cluster
         starts = sorted(ranges)
-        self.ranges = [ranges[start] for start in starts]
-        self.starts = starts
+        self.map = starts, [ranges[start] for start in starts]
         self.moves = {}
         wanted = {server.address: server for server in (*self.seeds, *self.servers())}
         self.known = wanted

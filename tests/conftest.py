@@ -23,7 +23,7 @@ def _nothing_left_behind():
         stats._notes.clear()
         for client in clients:
             client.flushdb()
-    refusals.clear()
+    refusals.known.clear()
     views, refundable = set(decorators.in_use), set(refusals.refundable)
     yield
     refusals.refundable.intersection_update(refundable)

@@ -174,7 +174,7 @@ def _dialogue(
         elif node.breaker.admits():
             server = node
         else:
-            raise UnavailableError(str(node.breaker.error)) from node.breaker.error
+            raise UnavailableError(node.breaker.error)
     else:
         server, asking = yield from _another_way(here, key, after[0], asking, script, after[1])
     ends = time.monotonic() + server.timeout
@@ -211,7 +211,7 @@ def _another_way(
         if isinstance(error, AskError) and not (script and script.name == "refund"):
             there = here.at(error.host, error.port, server)
             if not there.breaker.admits():
-                raise UnavailableError(str(there.breaker.error)) from there.breaker.error
+                raise UnavailableError(there.breaker.error)
             return there, True
         if isinstance(error, (AskError, TryAgainError)):
             yield None, PAUSE
@@ -226,7 +226,7 @@ def _reach(here: Site, key: str, server: Server | None) -> Dialogue:
     if server is not None and server.breaker.error is None:
         return server
     if server is not None and not server.breaker.admits():
-        raise UnavailableError(str(server.breaker.error)) from server.breaker.error
+        raise UnavailableError(server.breaker.error)
     started = time.monotonic()
     try:
         yield from here.find()
@@ -237,7 +237,7 @@ def _reach(here: Site, key: str, server: Server | None) -> Dialogue:
     if found is None:
         raise UnavailableError("No node of the cluster has the key's slot.")
     if found is not server and not found.breaker.admits():
-        raise UnavailableError(str(found.breaker.error)) from found.breaker.error
+        raise UnavailableError(found.breaker.error)
     return found
 
 

@@ -18,7 +18,7 @@ class Breaker:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.error: Exception | None = None  # why it is open; None: it is closed
+        self.error: str | None = None  # why it is open; None: it is closed. (An error would keep its caller's stack.)
         self.since = 0.0
         self.unasked = 0  # calls that were not made while it was open
         self._interval = 0.0
@@ -53,7 +53,7 @@ class Breaker:
                 self.since, self.unasked, self._interval = now, 0, FIRST_INTERVAL
             else:
                 self._interval = min(2 * self._interval, LONGEST_INTERVAL)
-            self.error, self._probing = error, False
+            self.error, self._probing = str(error) or repr(error), False
             self._next_probe = now + self._interval * random.uniform(1, 1 + JITTER)  # noqa: S311
         self.complain(error)
 

@@ -227,8 +227,8 @@ def _wrong_values(options: Mapping[str, Any]) -> Iterator[Problem]:
         if type(number) is not int or not least <= number <= most:
             yield Problem("E006", f"RATE_LIMITER[{key!r}] should be {least} to {most}, not {shown(number)}.")
     timeout = options["TIMEOUT"]
-    if type(timeout) not in (int, float) or not 0 < timeout <= 60:
-        yield Problem("E006", f"RATE_LIMITER['TIMEOUT'] should be seconds, above 0 and up to 60, not {shown(timeout)}.")
+    if type(timeout) not in (int, float) or not 0.001 <= timeout <= 60:
+        yield Problem("E006", f"RATE_LIMITER['TIMEOUT'] should be 0.001 to 60 seconds, not {shown(timeout)}.")
     if not isinstance(options["CACHE"], str):
         yield Problem("E006", f"RATE_LIMITER['CACHE'] should be text, not {options['CACHE']!r}.")
     if options["PROXY_HEADER"] not in [*PROXY_HEADERS]:

@@ -56,7 +56,9 @@ def assemble(driver: str, algorithms: Iterable[str] = ()) -> Script:
     stems = [FILES[algo] for algo in algorithms]
     parts = [_SOURCES["prelude"]]
     for algo, stem in zip(algorithms, stems, strict=True):
-        parts.append(f'algorithms["{algo}"] = (function()\n{_SOURCES[stem]}end)()\n')
+        parts.append(
+            f'algorithms["{algo}"] = function(step, p, now, cost, touch, unique, charged_at)\n{_SOURCES[stem]}end\n'
+        )
     parts.append(_SOURCES[driver])
     text = "\n".join(parts)
     versions = " ".join(f"{stem}@{version(_SOURCES[stem])}" for stem in ("prelude", driver, *stems))

@@ -146,7 +146,7 @@ def _ask_each(servers: list[Server], batch: Batch) -> Dialogue:
     error: Exception | None = None
     for server in servers:
         if not server.breaker.admits():
-            error = error or server.breaker.error
+            error = error or UnavailableError(server.breaker.error)
             continue
         try:
             return (yield server, batch), server

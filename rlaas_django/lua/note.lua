@@ -1,6 +1,6 @@
 --[[
   Adds statistics to one key, keeps it within its bound, and gives it its expiry.
-  Version  1
+  Version  2
 
   KEYS   the key
   ARGV   now, what it is, TTL in s, the most it may hold, then
@@ -13,20 +13,20 @@ local what, most = ARGV[2], tonumber(ARGV[4])
 
 if what == "lines" then
   for i = 5, #ARGV do
-    redis.call("LPUSH", KEYS[1], ARGV[i])
+    call("LPUSH", KEYS[1], ARGV[i])
   end
-  redis.call("LTRIM", KEYS[1], 0, most - 1)
+  call("LTRIM", KEYS[1], 0, most - 1)
 else
   for i = 5, #ARGV, 2 do
     if what == "counts" then
-      redis.call("HINCRBY", KEYS[1], ARGV[i], ARGV[i + 1])
+      call("HINCRBY", KEYS[1], ARGV[i], ARGV[i + 1])
     else
-      redis.call(what == "ranks" and "ZINCRBY" or "ZADD", KEYS[1], ARGV[i + 1], ARGV[i])
+      call(what == "ranks" and "ZINCRBY" or "ZADD", KEYS[1], ARGV[i + 1], ARGV[i])
     end
   end
   if what ~= "counts" then
-    redis.call("ZREMRANGEBYRANK", KEYS[1], 0, -most - 1)
+    call("ZREMRANGEBYRANK", KEYS[1], 0, -most - 1)
   end
 end
-redis.call("EXPIRE", KEYS[1], ARGV[3])
+call("EXPIRE", KEYS[1], ARGV[3])
 return 1

@@ -1,6 +1,6 @@
 --[[
   Replaces an identity's overrides, with their expiry, in one step: a block must not lapse while it is written again.
-  Version  1
+  Version  2
 
   KEYS   the identity's overrides
   ARGV   now, when the last of them ends in ms, then field and value of each; none: there are none any more
@@ -20,5 +20,5 @@ for _, field in ipairs(redis.call("HKEYS", KEYS[1])) do
     redis.call("HDEL", KEYS[1], field)
   end
 end
-redis.call("PEXPIRE", KEYS[1], digits(math.max(1, tonumber(ARGV[2]) - now)))
+redis.call("PEXPIRE", KEYS[1], math.max(1, tonumber(ARGV[2]) - now))
 return 1

@@ -1,6 +1,6 @@
 --[[
   Forgets an identity under its policies, whichever algorithm counted.
-  Version  1
+  Version  2
 
   KEYS   every key that an algorithm may have written, as many for each policy
   ARGV   now, the number of keys per policy, then the window in ms of each policy
@@ -13,11 +13,11 @@ local each = tonumber(ARGV[2])
 local deleted = 0
 
 for i, key in ipairs(KEYS) do
-  deleted = deleted + redis.call("DEL", key)
+  deleted = deleted + call("DEL", key)
   if (i - 1) % each == 0 then
     local index = math.floor(now / tonumber(ARGV[3 + (i - 1) / each]))
     for neighbour = index - 1, index + 1 do
-      deleted = deleted + redis.call("DEL", key .. ":" .. digits(neighbour))
+      deleted = deleted + call("DEL", key .. ":" .. neighbour)
     end
   end
 end

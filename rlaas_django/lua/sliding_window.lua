@@ -1,86 +1,91 @@
 --[[
   Sliding window log: at most `limit` units in any `window`, exactly.
-  Version  1
+  Version  2
 
   State  ZSET at <key>, a member <ms>-<unique> scored <ms> per unit; expires two windows after the last request
 
   An entry is dead once it is a whole window old. Dead ones are passed over when counting and removed with the next
   charge, so a look or a refusal changes nothing but, as the source documents ask, a refusal's expiry.
+
+  Each command costs more than all the Lua around it. Mostly no entry is dead and none is later than now (those are
+  when the clock stepped back): then two counts tell it, and the entries themselves are looked at only for a refusal.
 ]]
-local function members(cost, charged_at, unique)
-  local stem, list = digits(charged_at) .. "-" .. unique, {}
-  list[1] = stem
-  for i = 2, cost do
-    list[i] = stem .. "." .. i
-  end
-  return list
-end
+local key, limit, window = p.key, p.limit, p.window
 
--- The Lua stack takes some thousand values at once.
-local function in_batches(list, size, call)
-  for from = 1, #list, size do
-    call(unpack(list, from, math.min(from + size - 1, #list)))
-  end
-end
-
-local function check(p, now, cost, touch)
-  p.dead = digits(now - p.window)
-  local live, reset_after = 0, 0
-  p.newest = tonumber(redis.call("ZRANGE", p.key, -1, -1, "WITHSCORES")[2])
-  if p.newest and p.newest > now - p.window then
-    live = redis.call("ZCOUNT", p.key, "(" .. p.dead, "+inf")
-    reset_after = p.newest + p.window - now
+if step == "check" then
+  local entries, gone, later = call("ZCARD", key), 0, true
+  local over, retry_after = entries + cost - limit, 0
+  if cost > limit then
+    retry_after = -1
+  elseif over > 0 then
+    -- It passes once this many of the oldest are dead.
+    retry_after = math.max(0, call("ZRANGE", key, over - 1, over - 1, "WITHSCORES")[2] + window - now)
   end
 
-  local allowed = live + cost <= p.limit
-  local retry_after = 0
-  if not allowed then
-    if cost > p.limit then
-      retry_after = -1
-    else
-      local nth = live + cost - p.limit - 1
-      local entry = redis.call("ZRANGEBYSCORE", p.key, "(" .. p.dead, "+inf", "WITHSCORES", "LIMIT", nth, 1)
-      retry_after = tonumber(entry[2]) + p.window - now
+  local allowed = retry_after == 0
+  if entries == 0 then
+    later = false
+  elseif allowed and touch then
+    local within = call("ZCOUNT", key, now - window + 1, now)
+    if within < entries then
+      gone = call("ZCOUNT", key, "-inf", now - window)
+    end
+    later = within + gone < entries
+  else
+    if over ~= 1 or allowed then -- else it is the oldest that is in the way, and none is dead
+      gone = call("ZCOUNT", key, "-inf", now - window)
     end
     if touch then
-      redis.call("PEXPIRE", p.key, digits(2 * p.window))
+      redis.pcall("PEXPIRE", key, 2 * window) -- a server that takes no writes still refuses
     end
   end
-  p.left = math.max(0, p.limit - live)
-  return allowed, live, p.left, retry_after, reset_after
+
+  local live = entries - gone
+  p.live, p.gone = live, gone
+  if later then
+    p.reset_after = p.algorithm("reset", p, now)
+  end
+  return allowed, live, live < limit and limit - live or 0, retry_after, p.reset_after or entries == 0 and 0 or nil
 end
 
-local function charge(p, now, cost, unique)
-  redis.call("ZREMRANGEBYSCORE", p.key, "-inf", p.dead)
-  if cost == 1 then
-    redis.call("ZADD", p.key, digits(now), digits(now) .. "-" .. unique)
-  else
-    local scored = {}
-    for i, member in ipairs(members(cost, now, unique)) do
-      scored[2 * i - 1], scored[2 * i] = digits(now), member
-    end
-    in_batches(scored, 1000, function(...) redis.call("ZADD", p.key, ...) end)
-  end
-  redis.call("PEXPIRE", p.key, digits(2 * p.window))
-  return p.left - cost, math.max(p.newest or 0, now) + p.window - now, now
+if step == "reset" then
+  return p.live > 0 and call("ZRANGE", key, -1, -1, "WITHSCORES")[2] + window - now or 0
 end
 
-local function refund(p, now, cost, charged_at, unique)
-  local given = 0
-  if charged_at + p.window <= now then
-    return given -- dead, and not counted any more
+if step == "charge" then
+  if p.gone > 0 then
+    call("ZREMRANGEBYSCORE", key, "-inf", now - window)
   end
-  if unique == "" then
-    given = math.min(cost, redis.call("ZCOUNT", p.key, "(" .. digits(now - p.window), "+inf"))
-    if given > 0 then
-      redis.call("ZPOPMAX", p.key, digits(given))
+  local member = now .. "-" .. unique
+  call("ZADD", key, now, member)
+  for from = 2, cost, 500 do -- the Lua stack takes some thousand values at once
+    local more = {}
+    for i = from, math.min(from + 499, cost) do
+      more[#more + 1] = now
+      more[#more + 1] = member .. "." .. i
     end
-    return given
+    call("ZADD", key, unpack(more))
   end
-  in_batches(members(cost, charged_at, unique), 1000, function(...)
-    given = given + redis.call("ZREM", p.key, ...)
-  end)
+  call("PEXPIRE", key, 2 * window)
+  return math.max(p.reset_after or 0, window), now
+end
+
+if charged_at <= now - window then
+  return 0 -- dead, and not counted any more
+elseif unique == "" then
+  local given = math.min(cost, call("ZCOUNT", key, now - window + 1, "+inf"))
+  if given > 0 then
+    call("ZPOPMAX", key, given)
+  end
   return given
 end
-
-return { check = check, charge = charge, refund = refund }
+local member = charged_at .. "-" .. unique
+local given = call("ZREM", key, member)
+for from = 2, cost, 500 do
+  local more = {}
+  for i = from, math.min(from + 499, cost) do
+    more[#more + 1] = member .. "." .. i
+  end
+  given = given + call("ZREM", key, unpack(more))
+end
+return given

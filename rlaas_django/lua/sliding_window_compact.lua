@@ -1,209 +1,253 @@
 --[[
   Sliding window log in a byte or two per unit: the verdicts of sliding_window.lua in a sixtieth of its memory.
-  Version  1
+  Version  2
 
-  State  STRING at <key>, a queue; expires two windows after the last charge
-           first:last:count:head:tail:size   stamps in ms of the oldest and newest unit, how many there are, and byte
-                                             offsets: of the oldest gap, behind the newest, of the value's end
-           gaps                              from each unit to the next, base 128, low digits first, a high bit on
-                                             all but the last byte
-           spare                             so that a charge writes in place: growth by SETRANGE doubles the memory
+  State  STRING at <key>, a queue; expires one and a half to two windows after the last charge. Its bytes, from 1:
+           1..4    head     how many bytes are before the oldest gap in the body
+           5..8    tail     how many bytes are before the end of the body's gaps
+           9..14   ends     when the key expires, in ms
+          15       mark     1, tells this layout from any other
+          16..21   first    stamp in ms of the oldest unit
+          22..25   count    how many units there are
+          26..31   last     stamp in ms of the newest unit
+          32       size     how many bytes are pending
+          33..96   pending  the newest gaps
+          97..     body     the gaps before them, and spare room: growth by SETRANGE doubles the memory
 
-  A unit is dead once it is a whole window old. `head` moves past dead ones with the next charge, or when a refusal has
-  passed many of them, so that none is passed again and again; the bytes before it are dropped when the spare is used
-  up. So a request costs the same whatever the limit.
+  Numbers are in base 256, high digits first. A gap, from each unit to the next, is in base 128, low digits first, a
+  high bit on all but the last byte.
+
+  What every charge changes lies together, so that mostly it takes one read and one write. Pending gaps move to the body
+  when there is no room for more, and the expiry is renewed when half a window of it has gone by.
+
+  A unit is dead once it is a whole window old. `first` and `head` move past dead ones with the next charge, or when a
+  refusal has passed many of them, so that none is passed again and again; the bytes before `head` are dropped when the
+  spare is used up. So a request costs the same whatever the limit.
+
+  The usual check and the usual charge come first and make no function; what they do not need comes after them.
 ]]
-local HEADER = "%014.0f:%014.0f:%09.0f:%09.0f:%09.0f:%09.0f:"
-local HEADER_SIZE = 70
-local MANY = 64
+local key, window = p.key, p.window
 
-local function read(p)
-  local header = redis.call("GETRANGE", p.key, 0, HEADER_SIZE - 1)
-  if header == "" then
-    return nil
+if step == "check" then
+  local limit, dead = p.limit, now - window
+  local start, live, stamp, reset_after = call("GETRANGE", key, 0, 95), 0, nil, 0
+  local mark, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q = string.byte(start, 15, 31)
+  local last = mark == 1 and ((((k * 256 + l) * 256 + m) * 256 + n) * 256 + o) * 256 + q or dead
+  if last > dead then
+    stamp, live = ((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f, ((g * 256 + h) * 256 + i) * 256 + j
+    reset_after = last + window - now
+    local first, count, ahead = stamp, live, cost > limit and 0 or live + cost - limit - 1
+    if stamp <= dead or ahead > 0 then
+      -- From the oldest unit on, past what is dead, to the one that is in the way. The pending gaps follow the body's.
+      a, b, c, d, e, f, g, h = string.byte(start, 1, 8)
+      local head, tail = ((a * 256 + b) * 256 + c) * 256 + d, ((e * 256 + f) * 256 + g) * 256 + h
+      local offset, bytes, from, upto = head, nil, 0, 0
+      while stamp <= dead or ahead > 0 do
+        local gap, scale, digit = 0, 1, nil
+        repeat
+          if offset >= tail then
+            bytes, from = start, tail - 33
+          elseif offset >= upto then
+            bytes, from, upto = call("GETRANGE", key, offset, offset + 63), offset - 1, offset + 64
+          end
+          digit, offset = string.byte(bytes, offset - from), offset + 1
+          gap, scale = gap + digit % 128 * scale, scale * 128
+        until digit < 128
+        stamp, ahead = stamp + gap, ahead - 1
+        if first <= dead then
+          first, head, live = stamp, offset, live - 1
+        end
+      end
+      p.first, p.head = first, head
+    end
+    p.start, p.count, p.last = start, live, last
+    if touch and count - live > 64 then
+      p.algorithm("keep", p, now)
+    end
   end
-  local first, last, count, head, tail, size = string.match(header, "^(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):$")
-  return {
-    key = p.key, first = tonumber(first), last = tonumber(last), count = tonumber(count),
-    head = tonumber(head), tail = tonumber(tail), size = tonumber(size), from = 0, upto = 0,
-  }
-end
 
-local function header(queue)
-  return string.format(HEADER, queue.first, queue.last, queue.count, queue.head, queue.tail, queue.size)
-end
-
--- The byte at an offset, read in chunks that lie ahead of it or, going backwards, behind it.
-local function byte_at(queue, offset, backwards)
-  if offset < queue.from or offset >= queue.upto then
-    local from = backwards and math.max(queue.head, offset - 63) or offset
-    queue.bytes = redis.call("GETRANGE", queue.key, from, from + 63)
-    queue.from, queue.upto = from, from + #queue.bytes
+  local remaining = limit - live
+  if cost <= remaining then
+    return true, live, remaining, 0, reset_after
   end
-  return string.byte(queue.bytes, offset - queue.from + 1)
+  return false, live, math.max(0, remaining), cost > limit and -1 or stamp + window - now, reset_after
 end
 
-local function gap_at(queue, offset)
-  local gap, scale, byte = 0, 1, nil
-  repeat
-    byte = byte_at(queue, offset)
-    gap, scale, offset = gap + byte % 128 * scale, scale * 128, offset + 1
-  until byte < 128
-  return gap, offset
-end
-
--- The gap that ends before an offset, and where it starts: the bytes before its last one have the high bit.
-local function gap_before(queue, offset)
-  local gap = byte_at(queue, offset - 1, true)
-  offset = offset - 1
-  while offset > queue.head and byte_at(queue, offset - 1, true) >= 128 do
-    gap, offset = gap * 128 + byte_at(queue, offset - 1, true) % 128, offset - 1
+local start, count, last, gaps = p.start, p.count, p.last, ""
+if step == "charge" and start and now >= last then
+  local gap = now - last
+  while gap > 127 do
+    local low = gap % 128
+    gaps, gap = gaps .. string.char(low + 128), (gap - low) / 128
   end
-  return gap, offset
+  gaps = gaps .. string.char(gap)
+  if cost > 1 then
+    gaps = gaps .. string.rep("\0", cost - 1)
+  end
+
+  local a, b, c, d, e, f = string.byte(start, 9, 14)
+  local ends, size = ((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f, string.byte(start, 32)
+  if not p.first and size + #gaps <= 64 and ends >= now + 1.5 * window then
+    -- `count` and `last` at once: v and w, x and y are their halves.
+    local w, y = (count + cost) % 65536, now % 16777216
+    local v, x = (count + cost - w) / 65536, (now - y) / 16777216
+    call("SETRANGE", key, 21, string.char(
+      (v - v % 256) / 256, v % 256, (w - w % 256) / 256, w % 256,
+      (x - x % 65536) / 65536, (x % 65536 - x % 256) / 256, x % 256,
+      (y - y % 65536) / 65536, (y % 65536 - y % 256) / 256, y % 256, size + #gaps)
+      .. string.sub(start, 33, 32 + size) .. gaps)
+    return window, now
+  end
 end
 
-local function encoded(gap)
+local function in_4_bytes(number)
+  local low = number % 65536
+  local high, d = (number - low) / 65536, low % 256
+  local b = high % 256
+  return string.char((high - b) / 256, b, (low - d) / 256, d)
+end
+
+local function in_6_bytes(number)
+  local low = number % 65536
+  local f = low % 256
+  return in_4_bytes((number - low) / 65536) .. string.char((low - f) / 256, f)
+end
+
+if step == "charge" and not start and cost == 1 then
+  local stamp = in_6_bytes(now)
+  call("SET", key, "\0\0\0\96\0\0\0\96" .. in_6_bytes(now + 2 * window) .. "\1" .. stamp .. "\0\0\0\1" .. stamp .. "\0",
+    "PX", 2 * window)
+  return window, now
+end
+
+local function start_of(head, tail, ends, first, count, last, pending)
+  return in_4_bytes(head) .. in_4_bytes(tail) .. in_6_bytes(ends) .. "\1" .. in_6_bytes(first) .. in_4_bytes(count)
+    .. in_6_bytes(last) .. string.char(#pending) .. pending
+end
+
+local function write_anew(first, count, last, gaps)
+  local tail, pending, body = 96, gaps, ""
+  if #gaps > 64 then
+    tail, pending = 96 + #gaps, ""
+    body = string.rep("\0", 64) .. gaps .. string.rep("\0", math.max(64, math.floor(#gaps / 8)))
+  end
+  call("SET", key, start_of(96, tail, now + 2 * window, first, count, last, pending) .. body, "PX", 2 * window)
+end
+
+if step == "charge" and not start then
+  write_anew(now, cost, now, string.rep("\0", cost - 1))
+  return window, now
+elseif step == "refund" then
+  start = call("GETRANGE", key, 0, 95)
+  if string.byte(start, 15) ~= 1 or charged_at <= now - window then
+    return 0
+  end
+  local a, b, c, d, e, f, g, h, i, j = string.byte(start, 22, 31)
+  count, last = ((a * 256 + b) * 256 + c) * 256 + d, ((((e * 256 + f) * 256 + g) * 256 + h) * 256 + i) * 256 + j
+end
+
+local a, b, c, d, e, f, g, h, i, j, k, l, m, n, _, o, q, r, s, t, u = string.byte(start, 1, 21)
+local head, tail = p.head or ((a * 256 + b) * 256 + c) * 256 + d, ((e * 256 + f) * 256 + g) * 256 + h
+local ends = ((((i * 256 + j) * 256 + k) * 256 + l) * 256 + m) * 256 + n
+local first = p.first or ((((o * 256 + q) * 256 + r) * 256 + s) * 256 + t) * 256 + u
+local pending = string.sub(start, 33, 32 + string.byte(start, 32))
+if head >= tail then -- the body is used up
+  pending, head, tail = string.sub(pending, head - tail + 1), 96, 96
+end
+
+if step == "keep" then -- that dead ones have been passed
+  redis.pcall("SETRANGE", key, 0, start_of(head, tail, ends, first, count, last, pending))
+  return -- a server that takes no writes still refuses
+end
+
+if step == "charge" and now >= last then
+  count, pending = count + cost, pending .. gaps
+  if #pending > 64 and tail + #pending > call("STRLEN", key) then
+    write_anew(first, count, now, (head < tail and call("GETRANGE", key, head, tail - 1) or "") .. pending)
+    return window, now
+  elseif #pending > 64 then
+    call("SETRANGE", key, tail, pending)
+    tail, pending = tail + #pending, ""
+  end
+  local renew = ends < now + 1.5 * window
+  call("SETRANGE", key, 0, start_of(head, tail, renew and now + 2 * window or ends, first, count, now, pending))
+  if renew then
+    call("PEXPIRE", key, 2 * window)
+  end
+  return window, now
+end
+
+gaps = (head < tail and call("GETRANGE", key, head, tail - 1) or "") .. pending
+
+local function gap_bytes(gap)
   if gap < 128 then
     return string.char(gap)
   end
-  return string.char(gap % 128 + 128) .. encoded(math.floor(gap / 128))
+  local low = gap % 128
+  return string.char(low + 128) .. gap_bytes((gap - low) / 128)
 end
 
-local function write_anew(p, queue, gaps)
-  local spare = math.max(16, math.floor(#gaps / 8))
-  queue.head, queue.tail = HEADER_SIZE, HEADER_SIZE + #gaps
-  queue.size = queue.tail + spare
-  redis.call("SET", p.key, header(queue) .. gaps .. string.rep("\0", spare), "PX", digits(2 * p.window))
+-- From the newest unit back to the first that is no later than a stamp, so many steps at most: its stamp, where the
+-- gap before it ends, the gap after it, where that ends, and the steps.
+local function back(gaps, unit, stamp, most)
+  local offset, gap, behind, steps = #gaps, 0, #gaps, 0
+  while offset > 0 and unit > stamp and steps < most do
+    gap, behind, offset = string.byte(gaps, offset), offset, offset - 1
+    while offset > 0 and string.byte(gaps, offset) > 127 do
+      gap, offset = gap * 128 + string.byte(gaps, offset) - 128, offset - 1
+    end
+    unit, steps = unit - gap, steps + 1
+  end
+  return unit, offset, gap, behind, steps
 end
 
--- Puts stamps, none before the last one, at the queue's end; no queue: a new one.
-local function append(p, queue, stamps)
-  local gaps, last = {}, queue and queue.last or stamps[1]
-  for i, stamp in ipairs(stamps) do
-    gaps[i], last = encoded(stamp - last), stamp
-  end
-  if not queue then
-    table.remove(gaps, 1) -- the first stamp is in the header
-    queue = { first = stamps[1], count = 0 }
-  end
-  gaps = table.concat(gaps)
-  queue.last, queue.count = last, queue.count + #stamps
-
-  if not queue.tail then
-    write_anew(p, queue, gaps)
-  elseif queue.tail + #gaps > queue.size then
-    local kept = queue.tail > queue.head and redis.call("GETRANGE", p.key, queue.head, queue.tail - 1) or ""
-    write_anew(p, queue, kept .. gaps)
+if step == "charge" then -- the clock stepped back: the units go before those that are later
+  local unit, offset, gap, behind = back(gaps, last, now, count)
+  local zeros = string.rep("\0", cost - 1)
+  if unit > now then
+    first, gaps = now, zeros .. gap_bytes(unit - now) .. gaps
   else
-    if gaps ~= "" then
-      redis.call("SETRANGE", p.key, queue.tail, gaps)
-    end
-    queue.tail = queue.tail + #gaps
-    redis.call("SETRANGE", p.key, 0, header(queue))
-    redis.call("PEXPIRE", p.key, digits(2 * p.window))
+    gaps = string.sub(gaps, 1, offset) .. gap_bytes(now - unit) .. zeros .. gap_bytes(unit + gap - now)
+      .. string.sub(gaps, behind + 1)
   end
+  write_anew(first, count + cost, last, gaps)
+  return last + window - now, now
 end
 
--- Takes the units at or after a stamp off the end, so many at most; gives the queue, nil when it is empty, and their
--- stamps in order.
-local function take_from(queue, stamp, most)
-  local backwards, taken = {}, {}
-  while queue.count > 0 and queue.last >= stamp and #backwards < most do
-    backwards[#backwards + 1] = queue.last
-    queue.count = queue.count - 1
-    if queue.count > 0 then
-      local gap
-      gap, queue.tail = gap_before(queue, queue.tail)
-      queue.last = queue.last - gap
-    end
+local given
+if unique == "" then
+  local unit, offset, _, _, steps = back(gaps, last, now - window, cost)
+  given = steps
+  if offset == 0 and unit > now - window and given < cost then
+    given = given + 1 -- the first one too
   end
-  for i = #backwards, 1, -1 do
-    taken[#taken + 1] = backwards[i]
-  end
-  return queue.count > 0 and queue or nil, taken
-end
-
-local function check(p, now, cost, touch)
-  local queue, dead = read(p), now - p.window
-  if queue and queue.last <= dead then
-    queue = nil
-  end
-  local live, reset_after = 0, 0
-  if queue then
-    local gap, before = nil, queue.count
-    while queue.first <= dead do
-      gap, queue.head = gap_at(queue, queue.head)
-      queue.first, queue.count = queue.first + gap, queue.count - 1
-    end
-    live, reset_after = queue.count, queue.last + p.window - now
-    if touch and before - live > MANY then
-      redis.call("SETRANGE", p.key, 0, header(queue))
-      redis.call("PEXPIRE", p.key, digits(2 * p.window))
-    end
-  end
-
-  local allowed = live + cost <= p.limit
-  local retry_after = 0
-  if not allowed then
-    if cost > p.limit then
-      retry_after = -1
-    else
-      local stamp, offset, gap = queue.first, queue.head, nil
-      for _ = 1, live + cost - p.limit - 1 do
-        gap, offset = gap_at(queue, offset)
-        stamp = stamp + gap
-      end
-      retry_after = stamp + p.window - now
-    end
-  end
-  p.queue, p.left = queue, math.max(0, p.limit - live)
-  return allowed, live, p.left, retry_after, reset_after
-end
-
-local function charge(p, now, cost)
-  local queue, stamps, later = p.queue, {}, {}
-  local newest = queue and math.max(queue.last, now) or now
-  if queue and now < queue.last then
-    queue, later = take_from(queue, now + 1, math.huge) -- the clock stepped back
-  end
-  for i = 1, cost do
-    stamps[i] = now
-  end
-  for _, stamp in ipairs(later) do
-    stamps[#stamps + 1] = stamp
-  end
-  append(p, queue, stamps)
-  return p.left - cost, newest + p.window - now, now
-end
-
-local function refund(p, now, cost, charged_at, unique)
-  local queue = charged_at + p.window > now and read(p)
-  if not queue then
+  last, gaps = unit, string.sub(gaps, 1, offset)
+else
+  local unit, offset, gap, behind = back(gaps, last, charged_at, count)
+  if unit ~= charged_at then
     return 0
   end
-  local rest, taken, given, kept
-  if unique == "" then
-    rest, taken = take_from(queue, now - p.window + 1, cost)
-    given, kept = #taken, {}
+  -- Units of one stamp have gaps of 0 between them. With the last of them goes the gap before, or after.
+  given = 1
+  while given < cost and string.byte(gaps, offset) == 0 do
+    given, offset = given + 1, offset - 1
+  end
+  local rest, before = string.sub(gaps, behind + 1), nil
+  if offset == 0 then
+    first, gaps = unit + gap, rest
   else
-    rest, taken = take_from(queue, charged_at, math.huge)
-    given, kept = 0, {}
-    for _, stamp in ipairs(taken) do
-      if stamp == charged_at and given < cost then
-        given = given + 1
-      else
-        kept[#kept + 1] = stamp
-      end
-    end
-  end
-  if given > 0 then
-    if rest or kept[1] then
-      append(p, rest, kept)
+    unit, offset, before = back(string.sub(gaps, 1, offset), unit, -1, 1)
+    gaps = string.sub(gaps, 1, offset)
+    if gap > 0 then
+      gaps = gaps .. gap_bytes(before + gap) .. rest
     else
-      redis.call("DEL", p.key)
+      last = unit
     end
   end
-  return given
 end
-
-return { check = check, charge = charge, refund = refund }
+if given == count then
+  call("DEL", key)
+elseif given > 0 then
+  write_anew(first, count - given, last, gaps)
+end
+return given

@@ -1,86 +1,76 @@
 --[[
   Sliding window counter: the previous window's count, weighted by what of it is still in sight, and this window's.
-  Version  1
+  Version  2
 
   State  STRING at <key>, <index>:<previous>:<current>; expires two windows after the last charge
 
   Allowed iff previous * (window - elapsed) + (current + cost) * window <= limit * window. The products stay below
   2^52 (the settings see to it), where a quotient of whole numbers rounds to the right side.
 ]]
-local function read(p, now)
-  local index, found = math.floor(now / p.window), redis.call("GET", p.key)
-  local previous, current = 0, 0
+local key, limit, window = p.key, p.limit, p.window
+
+if step ~= "charge" then
+  local index, previous, current = math.floor(now / window), 0, 0
+  local found = call("GET", key)
   if found then
     local stored, before, within = string.match(found, "^(%d+):(%d+):(%d+)$")
-    stored, before, within = tonumber(stored), tonumber(before), tonumber(within)
+    stored = stored + 0
     if stored >= index then
-      index, previous, current = stored, before, within -- later than now: the clock stepped back
+      index, previous, current = stored, before + 0, within + 0 -- later than now: the clock stepped back
     elseif stored == index - 1 then
-      previous = within
+      previous = within + 0
     end
   end
-  return index, previous, current
+  p.index, p.previous, p.current = index, previous, current
 end
+local index, previous, current = p.index, p.previous, p.current
+local start = index * window
 
-local function write(p)
-  redis.call("SET", p.key, digits(p.index) .. ":" .. digits(p.previous) .. ":" .. digits(p.current),
-    "PX", digits(2 * p.window))
-end
-
--- How long after the start of a window `spare` units and no more are taken by what `counted` there was before it.
-local function faded(spare, counted, window)
-  return window - math.floor(spare * window / counted)
-end
-
-local function reset_after(p, start, now)
-  if p.current > 0 then
-    return start + 2 * p.window - now
+if step == "check" then
+  local count, reset_after = current, 0
+  if previous > 0 then
+    count = count + math.ceil(previous * (window - math.max(0, now - start)) / window)
+    reset_after = start + window - now
   end
-  return p.previous > 0 and start + p.window - now or 0
-end
-
-local function check(p, now, cost)
-  p.index, p.previous, p.current = read(p, now)
-  local start = p.index * p.window
-  local elapsed = math.max(0, now - start)
-  local count = p.current + math.ceil(p.previous * (p.window - elapsed) / p.window)
-
-  local allowed = count + cost <= p.limit
-  local retry_after = 0
-  if not allowed then
-    if cost > p.limit then
-      retry_after = -1
-    elseif p.current + cost <= p.limit then
-      retry_after = start + faded(p.limit - p.current - cost, p.previous, p.window) - now
-    else
-      retry_after = start + p.window + math.max(0, faded(p.limit - cost, p.current, p.window)) - now
-    end
+  if current > 0 then
+    reset_after = start + 2 * window - now
   end
-  p.left = math.max(0, p.limit - count)
-  return allowed, count, p.left, retry_after, reset_after(p, start, now)
+
+  local remaining = limit - count
+  if cost <= remaining then
+    return true, count, remaining, 0, reset_after
+  end
+  -- What was counted before a window takes no more than `spare` units once that part of the window has passed.
+  local retry_after = -1
+  if current + cost <= limit then
+    local spare = limit - current - cost
+    retry_after = start + window - math.floor(spare * window / previous) - now
+  elseif cost <= limit then
+    local spare = limit - cost
+    retry_after = start + window + math.max(0, window - math.floor(spare * window / current)) - now
+  end
+  return false, count, math.max(0, remaining), retry_after, reset_after
 end
 
-local function charge(p, now, cost)
-  p.current = p.current + cost
-  write(p)
-  return p.left - cost, reset_after(p, p.index * p.window, now), p.index * p.window
-end
-
-local function refund(p, now, cost, charged_at, unique)
-  p.index, p.previous, p.current = read(p, now)
-  local behind, given = p.index - math.floor(charged_at / p.window), 0
+local given = 0
+if step == "charge" then
+  current = current + cost
+else
+  local behind = index - math.floor(charged_at / window)
   if behind == 0 then
-    given = math.min(cost, p.current)
-    p.current = p.current - given
+    given = math.min(cost, current)
+    current = current - given
   end
   if behind == 1 or unique == "" then
-    local earlier = math.min(cost - given, p.previous)
-    p.previous, given = p.previous - earlier, given + earlier
+    local earlier = math.min(cost - given, previous)
+    previous, given = previous - earlier, given + earlier
   end
-  if given > 0 then
-    write(p)
+  if given == 0 then
+    return given
   end
-  return given
 end
-
-return { check = check, charge = charge, refund = refund }
+call("SET", key, string.format("%.0f:%.0f:%.0f", index, previous, current), "PX", 2 * window)
+if step == "charge" then
+  return start + 2 * window - now, start
+end
+return given

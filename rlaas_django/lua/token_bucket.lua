@@ -1,62 +1,51 @@
 --[[
   Token bucket: `capacity` units at once, refilled at `limit` per `window`.
-  Version  1
+  Version  2
 
   State  STRING at <key>, <used>:<stamp>: what is missing from the full bucket at that ms, in 1/window of a unit, so
          that a ms refills exactly `limit` of it; expires a window after the bucket would be full
 
   Nothing is rounded: `used` is a whole number below 2^52 (the settings see to it).
 ]]
-local function read(p, now)
-  local found = redis.call("GET", p.key)
-  if not found then
-    return 0, now
+local key, limit, window = p.key, p.limit, p.window
+
+if step ~= "charge" then
+  local found, used, stamp = call("GET", key), 0, now
+  if found then
+    used, stamp = string.match(found, "^(%d+):(%d+)$")
+    used, stamp = used + 0, stamp + 0
+    if stamp < now then -- else the clock stepped back, and refills nothing until it is there again
+      used, stamp = math.max(0, used - (now - stamp) * limit), now
+    end
   end
-  local used, stamp = string.match(found, "^(%d+):(%d+)$")
-  used, stamp = tonumber(used), tonumber(stamp)
-  if stamp >= now then
-    return used, stamp -- later than now: the clock stepped back, and refills nothing until it is there again
+  p.used, p.stamp = used, stamp
+end
+local used, stamp = p.used, p.stamp
+local count = math.ceil(used / window)
+
+if step == "check" then
+  local capacity = p.capacity
+  local remaining, retry_after = capacity - count, -1
+  local reset_after = used > 0 and stamp - now + math.ceil(used / limit) or 0
+  if cost <= remaining then
+    return true, count, remaining, 0, reset_after
+  elseif cost <= capacity then
+    retry_after = stamp - now + math.ceil((used - (capacity - cost) * window) / limit)
   end
-  return math.max(0, used - (now - stamp) * p.limit), now
+  return false, count, math.max(0, remaining), retry_after, reset_after
 end
 
-local function write(p)
-  redis.call("SET", p.key, digits(p.used) .. ":" .. digits(p.stamp),
-    "PX", digits(math.ceil(p.used / p.limit) + p.window))
+local given = math.min(cost, count)
+if step == "charge" then
+  used = used + cost * window
+elseif given > 0 then
+  used = math.max(0, used - given * window)
+else
+  return 0
 end
-
--- Until at most `level` is missing.
-local function refilled(p, level, now)
-  return p.used > level and p.stamp - now + math.ceil((p.used - level) / p.limit) or 0
+local full = math.ceil(used / limit)
+call("SET", key, string.format("%.0f:%.0f", used, stamp), "PX", full + window)
+if step == "charge" then
+  return stamp - now + full, now
 end
-
-local function check(p, now, cost)
-  p.used, p.stamp = read(p, now)
-  local count = math.ceil(p.used / p.window)
-
-  local allowed = count + cost <= p.capacity
-  local retry_after = 0
-  if not allowed then
-    retry_after = cost > p.capacity and -1 or refilled(p, (p.capacity - cost) * p.window, now)
-  end
-  p.left = math.max(0, p.capacity - count)
-  return allowed, count, p.left, retry_after, refilled(p, 0, now)
-end
-
-local function charge(p, now, cost)
-  p.used = p.used + cost * p.window
-  write(p)
-  return p.left - cost, refilled(p, 0, now), now
-end
-
-local function refund(p, now, cost)
-  p.used, p.stamp = read(p, now)
-  local given = math.min(cost, math.ceil(p.used / p.window))
-  if given > 0 then
-    p.used = math.max(0, p.used - given * p.window)
-    write(p)
-  end
-  return given
-end
-
-return { check = check, charge = charge, refund = refund }
+return given

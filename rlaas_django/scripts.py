@@ -27,6 +27,8 @@ ENDINGS = {
     policy.SLIDING_WINDOW_COUNTER: ":counter-{window}",
     policy.TOKEN_BUCKET: ":bucket-{window}",
 }
+# An algorithm's file is the body of a function of these; check.lua tells what it gives.
+PARAMETERS = "step, p, now, cost, touch, unique, charged_at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,7 @@ def assemble(driver: str, algorithms: Iterable[str] = ()) -> Script:
     stems = [FILES[algo] for algo in algorithms]
     parts = [_SOURCES["prelude"]]
     for algo, stem in zip(algorithms, stems, strict=True):
-        parts.append(
-            f'algorithms["{algo}"] = function(step, p, now, cost, touch, unique, charged_at)\n{_SOURCES[stem]}end\n'
-        )
+        parts.append(f'algorithms["{algo}"] = function({PARAMETERS})\n{_SOURCES[stem]}end\n')
     parts.append(_SOURCES[driver])
     text = "\n".join(parts)
     versions = " ".join(f"{stem}@{version(_SOURCES[stem])}" for stem in ("prelude", driver, *stems))

@@ -107,9 +107,9 @@ class Cluster(Site):
     def at(self, host: str, port: int, told_by: Server) -> Server:
         """The node at an address; a node that does not know its own is where it was asked."""
         address = host or told_by.address[0], port
-        if address not in self.known:
-            self.known[address] = self.make(address)
-        return self.known[address]
+        known = self.known
+        found = known.get(address)
+        return known.setdefault(address, self.make(address)) if found is None else found
 
     def moved(self, slot: int, server: Server) -> Dialogue:
         """A node said that another has the slot. Rarely one slot alone moves, so the others are asked for as well."""

@@ -1,6 +1,6 @@
 --[[
   Sliding window log: at most `limit` units in any `window`, exactly.
-  Version  2
+  Version  3
 
   State  ZSET at <key>, a member <ms>-<unique> scored <ms> per unit; expires two windows after the last request
 
@@ -13,39 +13,36 @@
 local key, limit, window = p.key, p.limit, p.window
 
 if step == "check" then
-  local entries, gone, later = call("ZCARD", key), 0, true
+  local entries, gone = call("ZCARD", key), 0
   local over, retry_after = entries + cost - limit, 0
   if cost > limit then
     retry_after = -1
   elseif over > 0 then
-    -- It passes once this many of the oldest are dead.
+    -- It passes once so many of the oldest are dead.
     retry_after = math.max(0, call("ZRANGE", key, over - 1, over - 1, "WITHSCORES")[2] + window - now)
   end
-
   local allowed = retry_after == 0
   if entries == 0 then
-    later = false
-  elseif allowed and touch then
-    local within = call("ZCOUNT", key, now - window + 1, now)
-    if within < entries then
-      gone = call("ZCOUNT", key, "-inf", now - window)
-    end
-    later = within + gone < entries
-  else
-    if over ~= 1 or allowed then -- else it is the oldest that is in the way, and none is dead
-      gone = call("ZCOUNT", key, "-inf", now - window)
-    end
-    if touch then
-      redis.pcall("PEXPIRE", key, 2 * window) -- a server that takes no writes still refuses
-    end
+    p.live, p.gone, p.reset_after = 0, 0, 0
+    return allowed, 0, limit, retry_after, 0
   end
 
-  local live = entries - gone
-  p.live, p.gone = live, gone
-  if later then
+  local within
+  if allowed and touch then
+    within = call("ZCOUNT", key, now - window + 1, now)
+  end
+  -- The last of `over` is alive: if it is the oldest, none is dead.
+  if within ~= entries and (allowed or over ~= 1) then
+    gone = call("ZCOUNT", key, "-inf", now - window)
+  end
+  if touch and not allowed then
+    redis.pcall("PEXPIRE", key, 2 * window) -- a server that takes no writes still refuses
+  end
+  p.live, p.gone = entries - gone, gone
+  if within ~= p.live then -- some are later, or a charge will not tell it
     p.reset_after = p.algorithm("reset", p, now)
   end
-  return allowed, live, live < limit and limit - live or 0, retry_after, p.reset_after or entries == 0 and 0 or nil
+  return allowed, p.live, math.max(0, limit - p.live), retry_after, p.reset_after
 end
 
 if step == "reset" then

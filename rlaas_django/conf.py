@@ -121,18 +121,18 @@ def with_head(methods: Iterable[str]) -> frozenset[str]:
 
 # Where Django keeps the settings that were read before; they are taken out when they change. To ask `settings` itself
 # takes ten times as long, and every request asks.
-_read_before = vars(settings)
+read_before = vars(settings)
 
 
 def raw() -> Any:
     try:
-        return _read_before["RATE_LIMITER"]
+        return read_before["RATE_LIMITER"]
     except KeyError:
         return getattr(settings, "RATE_LIMITER", None)
 
 
 def caches() -> Any:
-    return _read_before.get("CACHES") or settings.CACHES
+    return read_before.get("CACHES") or settings.CACHES
 
 
 def cache_entry(alias: str) -> dict[str, Any]:

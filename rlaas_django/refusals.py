@@ -23,12 +23,15 @@ class _Refusal(NamedTuple):
     asked: float  # by this process' clock: the wait begins at some moment between this
     told: float  # and this
     until: float
-    settings: tuple[Any, Any]
+    rate_limiter: Any  # the settings
+    caches: Any
     policy: Any  # kept, so that nothing else has its id
     names: Iterable[str]
+    ended: int  # how often units had come back by then
 
 
 known: dict[Hashable, _Refusal] = {}
+ended = 0
 changed: dict[str, float] = {EVERY_POLICY: 0.0}  # by policy: when units of it came back last
 refundable: set[str] = set()  # policies whose units come back before their time
 
@@ -38,27 +41,36 @@ def again(key: Hashable, policy: Any) -> Decision | None:
     found = known.get(key)
     if found is None:
         return None
-    decision, asked, told, until, (config, caches), kept, names = found
-    now = time.monotonic()
-    if now >= until or kept is not policy or config is not conf.config() or caches is not conf.caches():
+    decision, asked, told, until, rate_limiter, caches, kept, names, ends = found
+    now, settings = time.monotonic(), conf.read_before
+    if now >= until or kept is not policy:
         return None
-    return Repeated(decision, now - told) if _stands(names, asked) else None
+    if settings.get("RATE_LIMITER") is not rate_limiter or settings.get("CACHES") is not caches:
+        return None
+    if ends != ended and not _stands(names, asked):
+        return None
+    return Repeated(decision, now - told)
 
 
 def remember(key: Hashable, policy: Any, decision: Decision, asked: float, names: Iterable[str]) -> None:
+    ends = ended  # before the look, lest what comes back in between goes unnoticed
     if not _stands(names, asked):
         return  # units came back while it was on its way
     if len(known) >= MOST:
         known.clear()  # they last a second anyway
-    until = asked + min(decision.retry_after, LONGEST)
-    known[key] = _Refusal(decision, asked, time.monotonic(), until, (conf.config(), conf.caches()), policy, names)
+    told, until, settings = time.monotonic(), asked + min(decision.retry_after, LONGEST), conf.read_before
+    known[key] = _Refusal(
+        decision, asked, told, until, settings.get("RATE_LIMITER"), settings.get("CACHES"), policy, names, ends
+    )
 
 
 def end(names: Iterable[str] = (EVERY_POLICY,)) -> None:
     """Units came back: what was refused under these policies before now may be allowed."""
+    global ended
     now = time.monotonic()
     for name in names:
         changed[name] = now
+    ended += 1
 
 
 def _stands(names: Iterable[str], asked: float) -> bool:

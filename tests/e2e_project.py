@@ -26,6 +26,7 @@ CACHES = {
 }
 RATE_LIMITER = {
     "TIMEOUT": 20,  # a machine that is busy with tests is no fault
+    "LOCAL_REFUSALS": False,  # each test begins with an empty Redis, and the servers know nothing of it
     "POLICIES": {
         "login": {"rate": "2/h", "key": "ip"},
         "search": {"rate": "2/h", "key": "get:q", "algo": "token-bucket-algo", "burst": 3},

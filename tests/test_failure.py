@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import logging
 import random
@@ -48,7 +49,7 @@ from tests.test_concurrency import in_processes, in_threads
 
 DJANGO_REDIS = "django_redis.cache.RedisCache"
 TIMEOUT = 0.1
-SLACK = 0.4  # seconds that a busy machine may add
+SLACK = 1.0  # seconds that a busy machine may add; what matters is counted, too
 LIMIT = 4
 # Within a year's window nothing leaves, refills or meets a boundary during a test.
 ROOMY = Policy("roomy", (100_000, YEAR), algo=FIXED_WINDOW)
@@ -61,11 +62,14 @@ on_failure_of_each = pytest.mark.parametrize("on_failure", POLICIES)
 
 @pytest.fixture(autouse=True)
 def _nothing_left_in_memory():
-    """And the background thread waits: what it asks is none of what a test counts."""
+    """And the background thread waits: what it asks is none of what a test counts. The garbage waits, too: to go
+    through what a whole run of tests leaves in memory takes longer than what is timed here."""
     with background._round:
         stats._notes.clear()
         failure.memory.clear()
+        gc.disable()
         yield
+        gc.enable()
         stats._notes.clear()
         failure.memory.clear()
 

@@ -177,7 +177,8 @@ class Passage:
         for earlier in self.visit.decisions:
             yield from self._give_back(earlier)
         respond = self.gate.response or conf.config().response or responses.refusal
-        response = yield Step(*_both(respond), (self.request, mine))
+        both = _OUR_REFUSAL if respond is responses.refusal else _both(respond)
+        response = yield Step(*both, (self.request, mine))
         if not getattr(response, "is_rendered", True):  # Django renders a view's response, not a middleware's
             response = yield Step(response.render, sync_to_async(response.render), ())
         responses.add_refusal_headers(response, mine)
@@ -314,6 +315,9 @@ def _in_a_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
             raise RuntimeError(f"{function!r} raised StopIteration.") from error
 
     return run
+
+
+_OUR_REFUSAL = _both(responses.refusal)
 
 
 def _log(request: HttpRequest, outcome: Outcome, block: bool) -> None:

@@ -357,17 +357,20 @@ class Decision:
 class Repeated(Decision):
     """A refusal told again so many seconds later: what there was to wait is that much shorter."""
 
-    __slots__ = ("_age", "_refusal")
+    __slots__ = ("_age", "_refusal", "_told")
 
     allowed = False  # and nothing else is settled before somebody asks
     receipts: list[Any] = []  # noqa: RUF012
 
     def __init__(self, refusal: Decision, age: float) -> None:
         self._refusal, self._age = refusal, age
+        self._told: tuple[Outcome, ...] = ()
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        return tuple(map(self._aged, self._refusal.outcomes))
+        if not self._told:
+            self._told = tuple(map(self._aged, self._refusal.outcomes))
+        return self._told
 
     def _aged(self, outcome: Outcome) -> Outcome:
         retry_after = max(0.0, outcome.retry_after - self._age)

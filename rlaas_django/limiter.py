@@ -37,12 +37,7 @@ def check(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Deci
     >>> check("alice", "search", cost=3)
     >>> check({"user": "42", "ip": "203.0.113.9"}, ["burst", Policy("site", "1000/m", key="ip")])
     """
-    if (
-        refusals.known
-        and frozen is None
-        and type(cost) is int
-        and (told := _told_before(identity, policy, cost)) is not None
-    ):
+    if refusals.known and (told := _told_before(identity, policy, cost)) is not None:
         return told
     plan = _plan(identity, policy, cost)
     asked = time.monotonic()
@@ -54,12 +49,7 @@ def check(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Deci
 
 async def acheck(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
     """As `check`, natively async."""
-    if (
-        refusals.known
-        and frozen is None
-        and type(cost) is int
-        and (told := _told_before(identity, policy, cost)) is not None
-    ):
+    if refusals.known and (told := _told_before(identity, policy, cost)) is not None:
         return told
     plan = _plan(identity, policy, cost)
     asked = time.monotonic()
@@ -130,7 +120,9 @@ async def arefund(decision: Decision) -> bool:
 
 def _told_before(identity: Identity, policy: Policies, cost: int) -> Decision | None:
     """A refusal that still holds."""
-    if type(identity) is str and (policy is None or isinstance(policy, (str, Policy))):
+    if frozen is not None or type(cost) is not int:
+        return None
+    if _is_plain_question(identity, policy):
         return refusals.again((identity, id(policy), cost), policy)
     asked = _policy_set(policy)
     return refusals.again((asked, asked.identities(identity), cost), None)
@@ -147,10 +139,15 @@ def _remember(identity: Identity, policy: Policies, plan: Plan, decision: Decisi
         or not 0 < decision.retry_after < math.inf
     ):
         return
-    if type(identity) is str and (policy is None or isinstance(policy, (str, Policy))):
+    if _is_plain_question(identity, policy):
         refusals.remember((identity, id(policy), plan.cost), policy, decision, asked, plan.set.names)
     else:
         refusals.remember((plan.set, plan.identities, plan.cost), None, decision, asked, plan.set.names)
+
+
+def _is_plain_question(identity: Identity, policy: Policies) -> bool:
+    """Whether it can be looked up as it was asked, before anything is made of it."""
+    return type(identity) is str and (policy is None or isinstance(policy, (str, Policy)))
 
 
 def _perform(plan: Plan) -> Decision:

@@ -31,8 +31,9 @@ from redis.sentinel import SentinelConnectionPool
 from . import conf
 from .cluster import ConnectionFactory
 from .scripts import Script
-from .server import Batch, Message, Server, UnavailableError, pack
+from .server import Server, UnavailableError
 from .sites import Address, Cluster, Dialogue, Sentinel, Site
+from .wire import Batch, Message, pack
 
 __all__ = ["Call", "Server", "UnavailableError", "arun", "call", "client", "execute", "nodes", "run", "site"]
 
@@ -40,7 +41,7 @@ Command = tuple[Any, ...]
 
 # What our connections take over from the cache's; the rest is of redis-py's own making, or repeats calls.
 _SHARED_OPTIONS = {
-    *("host", "port", "path", "db", "username", "password", "credential_provider", "client_name", "protocol"),
+    *("host", "port", "path", "db", "username", "password", "credential_provider", "client_name"),
     *("socket_keepalive", "socket_keepalive_options", "socket_type", "encoding", "encoding_errors"),
     "server",  # fakeredis'
 }
@@ -329,7 +330,7 @@ def _server(kind: Any, options: dict[str, Any], timeout: float, most: int = MOST
     shared = {
         option: value for option, value in options.items() if option in _SHARED_OPTIONS or option.startswith("ssl_")
     }
-    return Server(kind, {"protocol": 2, **shared}, timeout, min(most, MOST_CONNECTIONS))
+    return Server(kind, {**shared, "protocol": 2}, timeout, min(most, MOST_CONNECTIONS))
 
 
 def client(alias: str) -> Any:

@@ -92,7 +92,9 @@ def identify(identity: Identity, policy: Policy) -> str:
 
 def is_plain(text: str) -> bool:
     """Whether a user's name stands in a key as it is; nearly all do."""
-    return _PLAIN(text) is not None and text != "global"
+    if (text.isalnum() and text.isascii() and len(text) <= LONGEST) or _PLAIN(text):
+        return text != "global"
+    return False
 
 
 @lru_cache(maxsize=1024)

@@ -37,7 +37,7 @@ def check(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Deci
     >>> check("alice", "search", cost=3)
     >>> check({"user": "42", "ip": "203.0.113.9"}, ["burst", Policy("site", "1000/m", key="ip")])
     """
-    if refusals.known and (told := _told_before(identity, policy, cost)) is not None:
+    if refusals.known and frozen is None and (told := _told_before(identity, policy, cost)) is not None:
         return told
     plan = _plan(identity, policy, cost)
     asked = time.monotonic()
@@ -49,7 +49,7 @@ def check(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Deci
 
 async def acheck(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
     """As `check`, natively async."""
-    if refusals.known and (told := _told_before(identity, policy, cost)) is not None:
+    if refusals.known and frozen is None and (told := _told_before(identity, policy, cost)) is not None:
         return told
     plan = _plan(identity, policy, cost)
     asked = time.monotonic()
@@ -120,9 +120,9 @@ async def arefund(decision: Decision) -> bool:
 
 def _told_before(identity: Identity, policy: Policies, cost: int) -> Decision | None:
     """A refusal that still holds."""
-    if frozen is not None or type(cost) is not int:
+    if type(cost) is not int:
         return None
-    if _is_plain_question(identity, policy):
+    if type(identity) is str and isinstance(policy, _SINGLE):  # as it was asked, before anything is made of it
         return refusals.again((identity, id(policy), cost), policy)
     asked = _policy_set(policy)
     return refusals.again((asked, asked.identities(identity), cost), None)
@@ -139,15 +139,13 @@ def _remember(identity: Identity, policy: Policies, plan: Plan, decision: Decisi
         or not 0 < decision.retry_after < math.inf
     ):
         return
-    if _is_plain_question(identity, policy):
+    if type(identity) is str and isinstance(policy, _SINGLE):
         refusals.remember((identity, id(policy), plan.cost), policy, decision, asked, plan.set.names)
     else:
         refusals.remember((plan.set, plan.identities, plan.cost), None, decision, asked, plan.set.names)
 
 
-def _is_plain_question(identity: Identity, policy: Policies) -> bool:
-    """Whether it can be looked up as it was asked, before anything is made of it."""
-    return type(identity) is str and (policy is None or isinstance(policy, (str, Policy)))
+_SINGLE = (Policy, str, type(None))
 
 
 def _perform(plan: Plan) -> Decision:
@@ -255,8 +253,9 @@ class Plan(NamedTuple):
     def call(self) -> backend.Call:
         """One that decides all."""
         asked = self.set
-        packed = asked.pack(self.identities, now(), self.unique, self.cost, self.charge)
-        return backend.Call(asked.site, asked.script, "", packed)
+        time = "" if frozen is None else frozen.ms
+        packed = asked.pack(self.identities, time, self.unique, self.cost, self.charge)
+        return _make(backend.Call, (asked.site, asked.script, "", packed, 1))
 
     def call_part(self, part: Sequence[int], charge: bool) -> backend.Call:
         """One for those that are in the same slot of a cluster."""
@@ -274,7 +273,8 @@ class Receipt(NamedTuple):
 
     def charged(self) -> Iterator[tuple[int, Terms, int]]:
         """Which, on which terms, and when."""
-        for i, (*_, limit, charged_at) in zip(self.part, self.reply[1:], strict=True):
+        for n, i in enumerate(self.part):
+            limit, charged_at = self.reply[7 * n + 6], self.reply[7 * n + 7]
             if charged_at >= 0:
                 term = self.plan.set.terms[i]
                 # An operator's limit for this identity is what a refund has to reckon with.
@@ -285,31 +285,57 @@ def _plan(identity: Identity, policy: Policies, cost: int, charge: bool = True) 
     if type(cost) is not int or cost < 0:
         raise ValueError(f"The cost {shown(cost)} is not a whole number of at least 0.")
     asked = _policy_set(policy)
-    return Plan(asked, asked.identities(identity), unique(), min(cost, NEVER_FITS), charge and cost > 0)
+    if cost != 1:
+        cost, charge = min(cost, NEVER_FITS), charge and cost > 0
+    return _make(Plan, (asked, asked.identities(identity), unique(), cost, charge))
 
 
-# Of these settings: RATE_LIMITER's and CACHES.
-_sets: tuple[Any, Any, dict[Any, tuple[Any, PolicySet]]] = (None, None, {})
 MOST_SETS = 1024
 
 
+class _Sets:
+    """Policy sets that were made ready, for as long as the settings stay.
+
+    By the identity of what was asked for, as to compare policies takes long; it is kept with its set, so that no other
+    has that identity.
+    """
+
+    def __init__(self, config: conf.Config | None, caches: Any) -> None:
+        self.config, self.caches = config, caches
+        # Where there is none, `read_before` cannot tell whether there still is none.
+        self.rate_limiter = conf.read_before.get("RATE_LIMITER") or self
+        self.known: dict[Any, tuple[Any, PolicySet]] = {}
+
+
+_sets = _Sets(None, None)
+
+
 def _policy_set(policy: Policies) -> PolicySet:
-    """The policies that are meant, made ready once for as long as the settings stay."""
-    global _sets
-    config, caches = conf.config(), conf.caches()
-    if _sets[0] is not config or _sets[1] is not caches or len(_sets[2]) > MOST_SETS:
-        _sets = config, caches, {}
-    # By identity, as to compare policies takes long. What is known by it is kept with it, so that it stays its own.
+    """The policies that are meant."""
+    sets, settings = _sets, conf.read_before
+    if settings.get("RATE_LIMITER") is not sets.rate_limiter or settings.get("CACHES") is not sets.caches:
+        sets = _present_sets()
     key: Any
     if policy is None or isinstance(policy, (str, Policy)):
         key = id(policy) if isinstance(policy, Policy) else policy
     else:
         policy = tuple(policy)
         key = tuple([each if isinstance(each, str) else id(each) for each in policy])
-    known = _sets[2].get(key)
+    known = sets.known.get(key)
     if known is None:
-        known = _sets[2][key] = policy, PolicySet(_chosen(policy, config), config, backend.site())
+        config = conf.config()
+        if len(sets.known) >= MOST_SETS:
+            sets.known.clear()
+        known = sets.known[key] = policy, PolicySet(_chosen(policy, config), config, backend.site())
     return known[1]
+
+
+def _present_sets() -> _Sets:
+    global _sets
+    config, caches = conf.config(), conf.caches()
+    if _sets.config is not config or _sets.caches is not caches:
+        _sets = _Sets(config, caches)
+    return _sets
 
 
 def _chosen(policy: Policies, config: conf.Config) -> tuple[Policy, ...]:
@@ -328,7 +354,9 @@ def _chosen(policy: Policies, config: conf.Config) -> tuple[Policy, ...]:
 def _decide(plan: Plan, reply: Any) -> Decision:
     whole = plan.set.whole
     outcomes, allowed = _outcomes(plan, whole, reply)
-    return Decision(allowed, tuple(outcomes), [Receipt(plan, whole, reply)] if allowed and plan.charge else [])
+    return Decision(
+        allowed, tuple(outcomes), [_make(Receipt, (plan, whole, reply))] if allowed and plan.charge else None
+    )
 
 
 def _decide_without(plan: Plan, error: UnavailableError) -> tuple[Decision, UnavailableError]:
@@ -398,34 +426,29 @@ def _undo(receipts: list[Any], outcomes: dict[int, Outcome]) -> Calls:
 
 def _outcomes(plan: Plan, part: Sequence[int], reply: Any) -> tuple[list[Outcome], bool]:
     """What a reply says of each policy, and whether all pass that are to be heeded."""
-    asked, outcomes, passes = plan.set, [], True
+    asked, identities, outcomes, passes, at = plan.set, plan.identities, [], True, 1
     try:
-        if len(reply) != len(part) + 1:
+        if len(reply) != 7 * len(part) + 1:
             raise ValueError(f"{len(reply)} parts")
-        for n, i in enumerate(part, 1):
-            passed, count, remaining, retry_after, reset_after, limit, _ = reply[n]
+        for i in part:
+            passed, count, remaining, retry_after, reset_after, limit, _ = reply[at : at + 7]
             policy = asked.policies[i]
-            if passed != 1:
-                passes = passes and policy.shadow
-            outcomes.append(
-                Outcome(
-                    policy,
-                    plan.identities[i],
-                    passed == 1,
-                    limit,
-                    count,
-                    remaining,
-                    retry_after / 1000 if retry_after >= 0 else math.inf,
-                    reset_after / 1000,
-                    asked.ttls[i] or _left_of_window(asked.terms[i], reply[0]),
-                )
-            )
+            if passed != 1 and not policy.shadow:
+                passes = False
+            wait = 0.0 if retry_after == 0 else retry_after / 1000 if retry_after > 0 else math.inf
+            ttl = asked.ttls[i] or _left_of_window(asked.terms[i], reply[0])
+            figures = limit, count, remaining, wait, reset_after / 1000, ttl, False
+            outcomes.append(_make(Outcome, (policy, identities[i], passed == 1, *figures)))
+            at += 7
     except (TypeError, ValueError) as error:
         odd = UnavailableError(f"Redis answered what no script of ours does: {error}")
         if server := asked.site.server(asked.keys(plan.identities)[part[0]]):
             server.breaker.complain(odd)
         raise odd from error
     return outcomes, passes
+
+
+_make = tuple.__new__  # what a NamedTuple does in the end, without its own function on the way there
 
 
 def _left_of_window(term: Terms, now: int) -> int:

@@ -262,12 +262,13 @@ def undecided(outcome: Outcome) -> bool:
 
 def strictest(outcomes: Iterable[Outcome]) -> Outcome:
     """The refusing outcome with the longest wait, else the one with least remaining; shadows only if all are."""
-    every = list(outcomes)
-    enforced = [outcome for outcome in every if not outcome.policy.shadow] or every
-    refused = [outcome for outcome in enforced if not outcome.allowed]
-    if refused:
-        return max(refused, key=lambda outcome: outcome.retry_after)
-    return min(enforced, key=lambda outcome: outcome.remaining)
+    every = [*outcomes]
+    return every[0] if len(every) == 1 else max(every, key=_strictness)
+
+
+def _strictness(outcome: Outcome) -> tuple[bool, bool, float]:
+    refused = not outcome.allowed
+    return not outcome.policy.shadow, refused, outcome.retry_after if refused else -outcome.remaining
 
 
 class Decision:
@@ -279,23 +280,14 @@ class Decision:
     """
 
     # By hand, as one is made for every request: a frozen dataclass takes three times as long.
-    __slots__ = ("_outcomes", "allowed", "receipts")
+    __slots__ = ("_strictest", "allowed", "outcomes", "receipts")
 
-    def __init__(self, allowed: bool, outcomes: tuple[Outcome, ...], receipts: Iterable[Any] = ()) -> None:
+    def __init__(self, allowed: bool, outcomes: tuple[Outcome, ...], receipts: list[Any] | None = None) -> None:
         self.allowed = allowed
-        self._outcomes = outcomes
         # What `refund` sends; taken out of the list by the first who asks, so that it is given back once.
-        self.receipts = receipts if isinstance(receipts, list) else [*receipts]
-
-    @property
-    def outcomes(self) -> tuple[Outcome, ...]:
-        """What each policy said."""
-        return self._outcomes
-
-    @property
-    def _strictest(self) -> Outcome:
-        outcomes = self.outcomes
-        return outcomes[0] if len(outcomes) == 1 else strictest(outcomes)
+        self.receipts: list[Any] = [] if receipts is None else receipts
+        self.outcomes = outcomes  # what each policy said
+        self._strictest = outcomes[0] if len(outcomes) == 1 else strictest(outcomes)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Decision):
@@ -340,7 +332,10 @@ class Decision:
     @property
     def degraded(self) -> bool:
         """Whether a policy was decided without Redis."""
-        return any(outcome.degraded for outcome in self.outcomes)
+        for outcome in self.outcomes:  # noqa: SIM110  (three times as fast as any())
+            if outcome.degraded:
+                return True
+        return False
 
     @property
     def unavailable(self) -> bool:
@@ -357,27 +352,28 @@ class Decision:
 class Repeated(Decision):
     """A refusal told again so many seconds later: what there was to wait is that much shorter."""
 
-    __slots__ = ("_age", "_refusal", "_told")
+    __slots__ = ("_age", "_refusal")
 
     allowed = False  # and nothing else is settled before somebody asks
     receipts: list[Any] = []  # noqa: RUF012
 
     def __init__(self, refusal: Decision, age: float) -> None:
         self._refusal, self._age = refusal, age
-        self._told: tuple[Outcome, ...] = ()
 
-    @property
-    def outcomes(self) -> tuple[Outcome, ...]:
-        if not self._told:
-            self._told = tuple(map(self._aged, self._refusal.outcomes))
-        return self._told
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("outcomes", "_strictest"):
+            raise AttributeError(name)
+        self.outcomes = outcomes = tuple([_later(outcome, self._age) for outcome in self._refusal.outcomes])
+        self._strictest = strictest(outcomes)
+        return outcomes if name == "outcomes" else self._strictest
 
-    def _aged(self, outcome: Outcome) -> Outcome:
-        retry_after = max(0.0, outcome.retry_after - self._age)
-        reset_after = max(0.0, outcome.reset_after - self._age)
-        # What is less than the window is what is left of it.
-        ttl = outcome.ttl if outcome.ttl == outcome.policy.window else math.ceil(reset_after)
-        return outcome._replace(retry_after=retry_after, reset_after=reset_after, ttl=ttl)
+
+def _later(outcome: Outcome, age: float) -> Outcome:
+    policy, identity, allowed, limit, count, remaining, retry_after, reset_after, ttl, degraded = outcome
+    retry_after, reset_after = max(0.0, retry_after - age), max(0.0, reset_after - age)
+    if ttl != policy.window:  # then it is what is left of the window
+        ttl = math.ceil(reset_after)
+    return Outcome(policy, identity, allowed, limit, count, remaining, retry_after, reset_after, ttl, degraded)
 
 
 def seconds(milliseconds: int) -> float:

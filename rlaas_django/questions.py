@@ -35,17 +35,18 @@ class PolicySet:
         self.may_change = any(policy.shadow for policy in policies)  # a refusal may be told otherwise next time
         self._by_user = all(kind_of(policy.key) in ("user", "user_or_ip") for policy in policies)
         self._parts = [
-            _sized(*key_parts(policy, term.algo, term.window // 1000, tagged=site.clustered))
+            key_parts(policy, term.algo, term.window // 1000, tagged=site.clustered)
             for policy, term in zip(policies, self.terms, strict=True)
         ]
-        self._override = _sized(*override_parts(tagged=site.clustered))
+        self._override = override_parts(tagged=site.clustered)
         self.whole = range(len(policies))
         self.in_one_call = config.enabled and not site.clustered
-        keys = 2 * len(policies)
-        self._head = f"*{7 + keys + 6 * len(policies)}\r\n{_words('EVALSHA', self.script.sha, keys)}"
-        self._tail = "".join(
-            _words(*term, int(policy.shadow), policy.name) for policy, term in zip(policies, self.terms, strict=True)
-        )
+        self._words = [
+            word
+            for policy, term in zip(policies, self.terms, strict=True)
+            for word in (*term, int(policy.shadow), policy.name)
+        ]
+        self._forms: dict[int, tuple[list[str], str]] = {}  # of the usual question, by the length of the identity
         self._config = config
         self._subsets: dict[tuple[int, ...], PolicySet] = {}
 
@@ -56,23 +57,31 @@ class PolicySet:
 
     def keys(self, identities: Sequence[str]) -> list[str]:
         """Where the policies count."""
-        return [f"{before}{who}{after}" for (before, after, _), who in zip(self._parts, identities, strict=True)]
+        return [f"{before}{who}{after}" for (before, after), who in zip(self._parts, identities, strict=True)]
 
     def pack(self, identities: Sequence[str], now: str | int, unique: str, cost: int, charge: bool) -> bytes:
         """In Redis' protocol. Identities are ASCII (or this raises), so a length in characters is one in bytes."""
-        time = _NO_TIME if now == "" else _words(now)
-        price = _ONE if cost == 1 else _words(cost)
-        rest = f"{time}${len(unique)}\r\n{unique}\r\n{price}{_ONE if charge else _ZERO}{self._tail}"
-        first, last, size = self._override
-        if len(identities) == 1:  # as it is nearly always
-            ((before, after, length),), (who,) = self._parts, identities
-            counter = f"${length + len(who)}\r\n{before}{who}{after}\r\n"
-            return f"{self._head}{counter}${size + len(who)}\r\n{first}{who}{last}\r\n{rest}".encode("ascii")
-        words = [self._head]
-        for (before, after, length), who in zip(self._parts, identities, strict=True):
-            words.append(f"${length + len(who)}\r\n{before}{who}{after}\r\n")
-        words += [f"${size + len(who)}\r\n{first}{who}{last}\r\n" for who in identities]
-        return "".join([*words, rest]).encode("ascii")
+        who = identities[0]
+        if now == "" and cost == 1 and charge and len(unique) == LENGTH and identities.count(who) == len(identities):
+            form = self._forms.get(len(who))
+            if form is None:
+                form = self._forms[len(who)] = self._form(len(who))
+            return f"{who.join(form[0])}{unique}{form[1]}".encode("ascii")
+        return self._packed(identities, now, unique, cost, charge).encode("ascii")
+
+    def _form(self, length: int) -> tuple[list[str], str]:
+        """The usual question of one who is called by so many letters: what is around the name, and what follows the
+        request's."""
+        who, unique = "\0" * length, "\1" * LENGTH
+        before, after = self._packed([who] * len(self.policies), "", unique, 1, True).split(unique)
+        return before.split(who), after
+
+    def _packed(self, identities: Sequence[str], now: str | int, unique: str, cost: int, charge: bool) -> str:
+        before, after = self._override
+        # Mostly all policies count the same one.
+        keys = [*self.keys(identities), *(f"{before}{who}{after}" for who in _distinct(identities))]
+        words = ["EVALSHA", self.script.sha, len(keys), *keys, now, unique, cost, int(charge), *self._words]
+        return f"*{len(words)}\r\n" + "".join([f"${len(str(word))}\r\n{word}\r\n" for word in words])
 
     def subset(self, part: Sequence[int]) -> PolicySet:
         """Those that are in one slot of a cluster."""
@@ -84,30 +93,25 @@ class PolicySet:
         return self._subsets[chosen]
 
 
-def _sized(before: str, after: str) -> tuple[str, str, int]:
-    """What is around an identity in a key, and how long it is."""
-    return before, after, len(before) + len(after)
+def _distinct(identities: Sequence[str]) -> Sequence[str]:
+    """One, if they are all the same."""
+    return identities[:1] if identities.count(identities[0]) == len(identities) else identities
 
 
-def _words(*words: str | int) -> str:
-    return "".join(f"${len(str(word))}\r\n{word}\r\n" for word in words)
+LENGTH = 20  # of what tells a request from all others
 
 
-_NO_TIME, _ZERO, _ONE = _words(""), _words(0), _words(1)
+_process, _number = os.urandom(6).hex(), itertools.count()
 
 
-class _Names:
-    """Tell a request from all others, of all processes."""
-
-    def __init__(self) -> None:
-        self.renew()
-        os.register_at_fork(after_in_child=self.renew)
-
-    def renew(self) -> None:
-        self.process, self.number = os.urandom(6).hex(), itertools.count()
-
-    def __call__(self) -> str:
-        return f"{self.process}{next(self.number):x}"
+def _renew_process() -> None:
+    global _process
+    _process = os.urandom(6).hex()
 
 
-unique = _Names()
+os.register_at_fork(after_in_child=_renew_process)
+
+
+def unique() -> str:
+    """Tells a request from all others, of all processes."""
+    return f"{_process}{next(_number) & 0xFFFFFFFF:08x}"

@@ -15,7 +15,8 @@ from redis import RedisError
 from redis import TimeoutError as RedisTimeoutError
 from redis.crc import key_slot
 
-from .server import Batch, Server, UnavailableError, pack
+from .server import Server, UnavailableError
+from .wire import Batch, pack
 
 Address = tuple[str, int]
 Dialogue = Generator[tuple[Server | None, Any], Any, Any]

@@ -726,7 +726,7 @@ def test_threads_that_find_all_connections_in_use_wait_for_one(place, use):
 @on_failure_of_each
 def test_who_gets_no_connection_is_decided_by_policy(on_failure, settings, place, use, monkeypatch, lines):
     use(place.node.url, max_connections=2)
-    monkeypatch.setattr(server, "LONGEST_WAIT", 0.02)
+    monkeypatch.setattr("rlaas_django.lines.LONGEST_WAIT", 0.02)
     ours = backend.site().master._quick
     held = [ours.take(), ours.take()]
     with asyncio.Runner() as runner:
@@ -736,8 +736,9 @@ def test_who_gets_no_connection_is_decided_by_policy(on_failure, settings, place
         assert visitor.statuses(5) == wanted[on_failure]
         assert its_breaker().error is None  # the server is not to blame
         assert len(lines("All 2 connections are in use")) == 1
-        for connection in held:
-            ours.give_back(connection, connected=False)
+        for line in held:
+            line.disconnect()
+            ours.idle.append(line)
         assert visitor.get().headers["X-RateLimit-Remaining"] == "3"
 
 
@@ -1155,7 +1156,7 @@ def test_checks_interrupted_at_any_moment_leave_no_reply_and_lose_no_connection(
 ):
     known()
     use(place.node.url, 20, max_connections=4)
-    monkeypatch.setattr(server, "LONGEST_WAIT", 0.1)
+    monkeypatch.setattr("rlaas_django.lines.LONGEST_WAIT", 0.1)
     others = len(place.node.client().client_list())
     usual = median(timed(check, "victim", ROOMY)[0] for _ in range(50))
     rng, interrupted = random.Random(5), 0

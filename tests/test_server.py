@@ -124,7 +124,7 @@ class OwnSocket(STANDARD):
 def test_the_kernel_keeps_the_time_of_the_standard_librarys_sockets_alone(monkeypatch, kind):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
-        connection = Server(redis.Connection, {"host": host, "port": port}, 0.25, 1).connect(1.5)
+        connection = Server(redis.Connection, {"host": host, "port": port}, 0.25, 1).line(1.5).connection
         monkeypatch.setattr(socket, "socket", kind)
         with connection._connect() as connected:
             assert type(connected) is kind

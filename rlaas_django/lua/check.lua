@@ -1,7 +1,7 @@
 --[[
   Decides every policy of one request, all or nothing: each is checked, and all are charged only if
   every enforced one passes. A shadow policy is charged when it passes too, and never refuses.
-  Version  2
+  Version  3
 
   KEYS   one per policy, then for each policy its identity's overrides: a HASH, <policy, or * for all> -> <kind>:<until>:<limit>
   ARGV   now, unique (tells this request from all others), cost, charge ('1'; '0' looks and touches nothing),
@@ -20,7 +20,7 @@
   So is each table and each text: numbers go to commands as they are, and a row of the reply is made once.
 ]]
 local unique, cost, charge = ARGV[2], ARGV[3] + 0, ARGV[4] == "1"
-local number, override = #KEYS / 2, nil
+local number, override = (#ARGV - 4) / 6, nil
 
 if call("EXISTS", unpack(KEYS, number + 1)) > 0 then
   -- What an operator made hold for this identity instead: block, exempt or limit; until when; and the limit.
@@ -46,7 +46,7 @@ for i = 1, number do
   }
   local kind, ends, limit
   if override then
-    kind, ends, limit = override(KEYS[i + number], ARGV[at + 5])
+    kind, ends, limit = override(KEYS[i + number] or KEYS[number + 1], ARGV[at + 5])
     if kind == "limit" then
       p.limit, p.capacity = limit, limit
     end
@@ -58,15 +58,19 @@ for i = 1, number do
     allowed, p.exempt, retry_after = true, true, 0
   end
   pass = pass and (allowed or ARGV[at + 4] == "1")
-  policies[i], reply[i + 1] = p, { allowed and 1 or 0, count, remaining, retry_after, reset_after, p.capacity, -1 }
+  local r = 7 * i - 5
+  policies[i] = p
+  reply[r], reply[r + 1], reply[r + 2], reply[r + 3] = allowed and 1 or 0, count, remaining, retry_after
+  reply[r + 4], reply[r + 5], reply[r + 6] = reset_after or false, p.capacity, -1
 end
 
 for i = 1, number do
-  local p, row = policies[i], reply[i + 1]
-  if charge and pass and row[1] == 1 and not p.exempt then
-    row[3], row[5], row[7] = row[3] - cost, p.algorithm("charge", p, now, cost, true, unique)
-  elseif not row[5] then
-    row[5] = p.algorithm("reset", p, now)
+  local p, r = policies[i], 7 * i - 5
+  if charge and pass and reply[r] == 1 and not p.exempt then
+    reply[r + 2] = reply[r + 2] - cost
+    reply[r + 4], reply[r + 6] = p.algorithm("charge", p, now, cost, true, unique)
+  elseif not reply[r + 4] then
+    reply[r + 4] = p.algorithm("reset", p, now)
   end
 end
 return reply

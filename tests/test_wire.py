@@ -10,7 +10,7 @@ from redis.exceptions import MovedError, NoScriptError, ResponseError
 
 from rlaas_django import Policy, acheck, check, wire
 from rlaas_django.policy import ALGORITHMS
-from tests.test_backend import own  # noqa: F401
+from tests.test_backend import own, start, use  # noqa: F401
 
 
 def replies(rng: random.Random, depth: int = 0) -> bytes:

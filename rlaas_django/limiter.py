@@ -210,7 +210,7 @@ def give_back(identity: Identity, policy: Policies, amount: int) -> int:
     """Give back so many units of an identity's usage, the newest first; how many there were."""
     config = conf.config()
     given = [0]
-    for each in _chosen(policy, config):
+    for each in _chosen(_listed(policy), config):
         term, who = terms_of(each, config.algo), identify(identity, each)
         limit = peek_each([(each, who)])[0].limit  # an operator may have set another
         term = term if limit == term.capacity else term._replace(limit=limit, capacity=limit)
@@ -315,19 +315,23 @@ def _policy_set(policy: Policies) -> PolicySet:
     sets, settings = _sets, conf.read_before
     if settings.get("RATE_LIMITER") is not sets.rate_limiter or settings.get("CACHES") is not sets.caches:
         sets = _present_sets()
-    key: Any
-    if policy is None or isinstance(policy, (str, Policy)):
-        key = id(policy) if isinstance(policy, Policy) else policy
-    else:
-        policy = tuple(policy)
-        key = tuple([each if isinstance(each, str) else id(each) for each in policy])
-    known = sets.known.get(key)
-    if known is None:
+    known = sets.known.get(policy if policy is None or type(policy) is str else id(policy))
+    return _made_ready(policy, sets.known) if known is None else known[1]
+
+
+def _made_ready(policy: Policies, known: dict[Any, tuple[Any, PolicySet]]) -> PolicySet:
+    """A set that was asked for by another object: a list may have changed since, and a text may be the same."""
+    listed = _listed(policy)
+    key = tuple([id(each) if isinstance(each, Policy) else each for each in listed])
+    found = known.get(key)
+    if found is None:
+        if len(known) >= MOST_SETS:
+            known.clear()
         config = conf.config()
-        if len(sets.known) >= MOST_SETS:
-            sets.known.clear()
-        known = sets.known[key] = policy, PolicySet(_chosen(policy, config), config, backend.site())
-    return known[1]
+        found = known[key] = listed, PolicySet(_chosen(listed, config), config, backend.site())
+    if policy is None or isinstance(policy, (str, Policy, tuple)):  # what is asked for so, is the same next time
+        known[policy if policy is None or type(policy) is str else id(policy)] = policy, found[1]
+    return found[1]
 
 
 def _present_sets() -> _Sets:
@@ -338,9 +342,12 @@ def _present_sets() -> _Sets:
     return _sets
 
 
-def _chosen(policy: Policies, config: conf.Config) -> tuple[Policy, ...]:
+def _listed(policy: Policies) -> tuple[str | Policy | None, ...]:
+    return (policy,) if policy is None or isinstance(policy, (str, Policy)) else tuple(policy)
+
+
+def _chosen(listed: Sequence[str | Policy | None], config: conf.Config) -> tuple[Policy, ...]:
     """The policies that are meant, each once."""
-    listed = [policy] if policy is None or isinstance(policy, (str, Policy)) else policy
     chosen: dict[str, Policy] = {}
     for each in listed:
         found = each if isinstance(each, Policy) else config.policy(each or DEFAULT)

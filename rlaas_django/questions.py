@@ -98,15 +98,15 @@ def _distinct(identities: Sequence[str]) -> Sequence[str]:
     return identities[:1] if identities.count(identities[0]) == len(identities) else identities
 
 
-LENGTH = 20  # of what tells a request from all others
+LENGTH = 20  # of what tells a request from all others; after 9,000,000,000 of a process it is one more
 
 
-_process, _number = os.urandom(6).hex(), itertools.count()
+_process, _number = os.urandom(5).hex(), itertools.count(10**9)
 
 
 def _renew_process() -> None:
     global _process
-    _process = os.urandom(6).hex()
+    _process = os.urandom(5).hex()
 
 
 os.register_at_fork(after_in_child=_renew_process)
@@ -114,4 +114,4 @@ os.register_at_fork(after_in_child=_renew_process)
 
 def unique() -> str:
     """Tells a request from all others, of all processes."""
-    return f"{_process}{next(_number) & 0xFFFFFFFF:08x}"
+    return f"{_process}{next(_number)}"

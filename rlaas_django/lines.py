@@ -88,16 +88,24 @@ class Line:
     def ask(self, message: Message) -> Any:
         """The reply, or a list of them when there are several; an error among them is given, not raised."""
         self._sendall(message.packed)
-        reply = self._reply() if message.replies == 1 else [self._reply() for _ in range(message.replies)]
+        if message.replies == 1:
+            self._feed(self._recv(CHUNK))
+            reply = self._gets()
+            if type(reply) is not list:  # as a decision is
+                reply = self._rest(reply)
+        else:
+            reply = [self._rest(self._gets()) for _ in range(message.replies)]
         self.used = time.monotonic()
         return reply
 
-    def _reply(self) -> Any:
-        while (reply := self._gets()) is False:
+    def _rest(self, reply: Any) -> Any:
+        """A reply once it is there as a whole."""
+        while reply is False:
             data = self._recv(CHUNK)
             if not data:
                 raise redis.ConnectionError("It closed the connection.")
             self._feed(data)
+            reply = self._gets()
         if isinstance(reply, redis.ConnectionError):  # it is loading, say, or wants a password
             raise reply
         return reply

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import redis
 from django.core.cache import caches
@@ -51,12 +51,24 @@ PAUSE = 0.003  # seconds between two looks for a slot that is on its way from no
 ASKING = pack(("ASKING",)).packed
 
 
-class Call(NamedTuple):
+class Runnable(Message, Protocol):
     """A script with its keys and arguments, ready to be sent."""
+
+    @property
+    def site(self) -> Site: ...
+    @property
+    def script(self) -> Script: ...
+    @property
+    def key(self) -> str:
+        """One of its keys; all are in the same slot."""
+
+
+class Call(NamedTuple):
+    """Of any script."""
 
     site: Site
     script: Script
-    key: str  # one of its keys; all are in the same slot
+    key: str
     packed: bytes
     replies: int = 1
 
@@ -65,7 +77,7 @@ def call(script: Script, keys: Sequence[str], args: Iterable[str | int]) -> Call
     return Call(site(), script, keys[0], pack(("EVALSHA", script.sha, len(keys), *keys, *args)).packed)
 
 
-def run(call: Call, *, patient: bool = False) -> Any:
+def run(call: Runnable, *, patient: bool = False) -> Any:
     """Run a script where its keys are, and give its reply; UnavailableError when there is none."""
     server = call.site.server(call.key)
     if server is None or server.breaker.error is not None:
@@ -79,7 +91,7 @@ def run(call: Call, *, patient: bool = False) -> Any:
         raise UnavailableError(str(error)) from error
 
 
-async def arun(call: Call) -> Any:
+async def arun(call: Runnable) -> Any:
     """As `run`, natively async."""
     server = call.site.server(call.key)
     if server is None or server.breaker.error is not None:

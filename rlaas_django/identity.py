@@ -20,6 +20,7 @@ from .scripts import ENDINGS
 
 PREFIX = "rlaas:rate_limit:"
 OVERRIDES = "rlaas:override:"
+GLOBAL = "global"  # the identity of all at once
 LONGEST = 128  # bytes of an identity in a key; what is longer is hashed
 
 Name = str | int | UUID
@@ -92,9 +93,7 @@ def identify(identity: Identity, policy: Policy) -> str:
 
 def is_plain(text: str) -> bool:
     """Whether a user's name stands in a key as it is; nearly all do."""
-    if (text.isalnum() and text.isascii() and len(text) <= LONGEST) or _PLAIN(text):
-        return text != "global"
-    return False
+    return _PLAIN(text) is not None and text != GLOBAL
 
 
 @lru_cache(maxsize=1024)

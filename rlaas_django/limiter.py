@@ -22,7 +22,8 @@ from .policy import (
     shown,
 )
 from .questions import PolicySet, terms_of, unique
-from .scripts import REFUND, RESET
+from .scripts import REFUND, RESET, Script
+from .sites import Site
 
 NEVER_FITS = 2 * MAX_PRODUCT  # beyond every limit; what is larger is as hopeless, and may be too long to send
 
@@ -78,7 +79,7 @@ def peek_each(pairs: Sequence[tuple[Policy, str]]) -> tuple[Outcome, ...]:
     for start in range(0, len(pairs), 500):  # a script that looks at more would keep the server from others
         policies, identities = zip(*pairs[start : start + 500], strict=True)
         asked = PolicySet(policies, conf.config(), backend.site())
-        plan = Plan(asked, identities, unique(), 1, charge=False)
+        plan = _planned(asked, identities, 1, charge=False)
         found: dict[int, Outcome] = {}
         for part in asked.site.parts(asked.keys(identities)):
             told, _ = _outcomes(plan, part, backend.run(plan.call_part(part, charge=False), patient=True))
@@ -152,7 +153,7 @@ def _perform(plan: Plan) -> Decision:
     decision: Decision
     if plan.set.in_one_call:
         try:
-            return _decide(plan, backend.run(plan.call()))
+            return _decide(plan, backend.run(plan))
         except UnavailableError as failed:
             decision, error = _decide_without(plan, failed)
     else:
@@ -167,7 +168,7 @@ async def _aperform(plan: Plan) -> Decision:
     decision: Decision
     if plan.set.in_one_call:
         try:
-            return _decide(plan, await backend.arun(plan.call()))
+            return _decide(plan, await backend.arun(plan))
         except UnavailableError as failed:
             decision, error = _decide_without(plan, failed)
     else:
@@ -239,8 +240,13 @@ def now() -> str | int:
 
 
 class Plan(NamedTuple):
-    """A check before it runs: who is counted by what."""
+    """A check before it runs: who is counted by what. It is the call that decides all of it, if one can."""
 
+    site: Site
+    script: Script
+    key: str
+    packed: bytes
+    replies: int
     set: PolicySet
     identities: tuple[str, ...]
     unique: str
@@ -249,13 +255,6 @@ class Plan(NamedTuple):
 
     def who(self, i: int) -> tuple[Policy, str]:
         return self.set.policies[i], self.identities[i]
-
-    def call(self) -> backend.Call:
-        """One that decides all."""
-        asked = self.set
-        time = "" if frozen is None else frozen.ms
-        packed = asked.pack(self.identities, time, self.unique, self.cost, self.charge)
-        return _make(backend.Call, (asked.site, asked.script, "", packed, 1))
 
     def call_part(self, part: Sequence[int], charge: bool) -> backend.Call:
         """One for those that are in the same slot of a cluster."""
@@ -287,7 +286,16 @@ def _plan(identity: Identity, policy: Policies, cost: int, charge: bool = True) 
     asked = _policy_set(policy)
     if cost != 1:
         cost, charge = min(cost, NEVER_FITS), charge and cost > 0
-    return _make(Plan, (asked, asked.identities(identity), unique(), cost, charge))
+    elif charge and frozen is None and asked.in_one_call and (usual := asked.usual(identity)) is not None:
+        who, name, packed = usual
+        return _make(Plan, (asked.site, asked.script, "", packed, 1, asked, who, name, 1, True))
+    return _planned(asked, asked.identities(identity), cost, charge)
+
+
+def _planned(asked: PolicySet, who: tuple[str, ...], cost: int, charge: bool) -> Plan:
+    name = unique()
+    packed = asked.pack(who, now(), name, cost, charge) if asked.in_one_call else b""
+    return Plan(asked.site, asked.script, "", packed, 1, asked, who, name, cost, charge)
 
 
 MOST_SETS = 1024
@@ -368,14 +376,14 @@ def _decide(plan: Plan, reply: Any) -> Decision:
 
 def _decide_without(plan: Plan, error: UnavailableError) -> tuple[Decision, UnavailableError]:
     outcomes, allowed, receipts = _fall_back(plan, plan.set.whole, plan.charge)
-    return Decision(allowed, tuple(outcomes), receipts), error
+    return Decision(allowed, outcomes, receipts), error
 
 
-def _fall_back(plan: Plan, part: Sequence[int], charge: bool) -> tuple[list[Outcome], bool, list[Any]]:
+def _fall_back(plan: Plan, part: Sequence[int], charge: bool) -> tuple[tuple[Outcome, ...], bool, list[Any]]:
     """What is decided without Redis, whether it passes, and what it charged."""
     cases = [failure.Case(*plan.who(i), plan.set.terms[i]) for i in part]
     outcomes, receipts = failure.decide(cases, plan.cost, None if frozen is None else frozen.ms, charge)
-    return outcomes, all(outcome.allowed or outcome.policy.shadow for outcome in outcomes), receipts
+    return tuple(outcomes), all(outcome.allowed or outcome.policy.shadow for outcome in outcomes), receipts
 
 
 def _ask(plan: Plan) -> Calls:
@@ -431,28 +439,30 @@ def _undo(receipts: list[Any], outcomes: dict[int, Outcome]) -> Calls:
             continue  # what was charged ends with its window
 
 
-def _outcomes(plan: Plan, part: Sequence[int], reply: Any) -> tuple[list[Outcome], bool]:
+def _outcomes(plan: Plan, part: Sequence[int], reply: Any) -> tuple[tuple[Outcome, ...], bool]:
     """What a reply says of each policy, and whether all pass that are to be heeded."""
-    asked, identities, outcomes, passes, at = plan.set, plan.identities, [], True, 1
+    asked, who = plan.set, plan.identities
     try:
         if len(reply) != 7 * len(part) + 1:
             raise ValueError(f"{len(reply)} parts")
-        for i in part:
-            passed, count, remaining, retry_after, reset_after, limit, _ = reply[at : at + 7]
-            policy = asked.policies[i]
-            if passed != 1 and not policy.shadow:
-                passes = False
-            wait = 0.0 if retry_after == 0 else retry_after / 1000 if retry_after > 0 else math.inf
-            ttl = asked.ttls[i] or _left_of_window(asked.terms[i], reply[0])
-            figures = limit, count, remaining, wait, reset_after / 1000, ttl, False
-            outcomes.append(_make(Outcome, (policy, identities[i], passed == 1, *figures)))
-            at += 7
+        if len(part) == 1:  # as it is nearly always
+            only = _outcome(asked, part[0], who, reply, 1)
+            return (only,), only.allowed or only.policy.shadow
+        outcomes = tuple([_outcome(asked, i, who, reply, 7 * n + 1) for n, i in enumerate(part)])
     except (TypeError, ValueError) as error:
         odd = UnavailableError(f"Redis answered what no script of ours does: {error}")
-        if server := asked.site.server(asked.keys(plan.identities)[part[0]]):
+        if server := asked.site.server(asked.keys(who)[part[0]]):
             server.breaker.complain(odd)
         raise odd from error
-    return outcomes, passes
+    return outcomes, False not in [each.allowed or each.policy.shadow for each in outcomes]
+
+
+def _outcome(asked: PolicySet, i: int, who: Sequence[str], reply: Any, at: int) -> Outcome:
+    passed, count, remaining, retry_after, reset_after, limit, _ = reply[at : at + 7]
+    wait = 0.0 if retry_after == 0 else retry_after / 1000 if retry_after > 0 else math.inf
+    ttl = asked.ttls[i] or _left_of_window(asked.terms[i], reply[0])
+    figures = limit, count, remaining, wait, reset_after / 1000, ttl, False
+    return _make(Outcome, (asked.policies[i], who[i], passed == 1, *figures))
 
 
 _make = tuple.__new__  # what a NamedTuple does in the end, without its own function on the way there

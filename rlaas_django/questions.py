@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from .conf import Config
-from .identity import Identity, identify, is_plain, key_parts, kind_of, override_parts
+from .identity import GLOBAL, LONGEST, Identity, identify, is_plain, key_parts, kind_of, override_parts
 from .policy import FIXED_WINDOW, TOKEN_BUCKET, Policy, PolicyError, Terms
 from .scripts import CHECK
 from .sites import Site
@@ -46,7 +46,7 @@ class PolicySet:
             for policy, term in zip(policies, self.terms, strict=True)
             for word in (*term, int(policy.shadow), policy.name)
         ]
-        self._forms: dict[int, tuple[list[str], str]] = {}  # of the usual question, by the length of the identity
+        self._forms: dict[int, tuple[list[str], str]] = {}  # of the usual question, by the length of the name
         self._config = config
         self._subsets: dict[tuple[int, ...], PolicySet] = {}
 
@@ -59,29 +59,36 @@ class PolicySet:
         """Where the policies count."""
         return [f"{before}{who}{after}" for (before, after), who in zip(self._parts, identities, strict=True)]
 
+    def usual(self, identity: Identity) -> tuple[tuple[str, ...], str, bytes] | None:
+        """The usual question, one unit of whom a plain name tells, in the least time: who is counted, what tells the
+        request from all others, and what to send. None: it takes longer."""
+        if not (self._by_user and type(identity) is str and identity.isalnum() and identity.isascii()):
+            return None
+        form, name = self._forms.get(len(identity)), unique()
+        if form is None:
+            if len(identity) > LONGEST:
+                return None
+            form = self._forms[len(identity)] = self._form(len(identity))
+        if len(name) != LENGTH or identity == GLOBAL:
+            return None
+        before, after = form
+        return (identity,) * len(self.policies), name, f"{identity.join(before)}{name}{after}".encode("ascii")
+
     def pack(self, identities: Sequence[str], now: str | int, unique: str, cost: int, charge: bool) -> bytes:
         """In Redis' protocol. Identities are ASCII (or this raises), so a length in characters is one in bytes."""
-        who = identities[0]
-        if now == "" and cost == 1 and charge and len(unique) == LENGTH and identities.count(who) == len(identities):
-            form = self._forms.get(len(who))
-            if form is None:
-                form = self._forms[len(who)] = self._form(len(who))
-            return f"{who.join(form[0])}{unique}{form[1]}".encode("ascii")
-        return self._packed(identities, now, unique, cost, charge).encode("ascii")
+        before, after = self._override
+        same = identities.count(identities[0]) == len(identities)  # as it is mostly
+        others = [f"{before}{who}{after}" for who in (identities[:1] if same else identities)]
+        keys = [*self.keys(identities), *others]
+        words = ["EVALSHA", self.script.sha, len(keys), *keys, now, unique, cost, int(charge), *self._words]
+        packed = [f"*{len(words)}\r\n", *(f"${len(str(word))}\r\n{word}\r\n" for word in words)]
+        return "".join(packed).encode("ascii")
 
     def _form(self, length: int) -> tuple[list[str], str]:
-        """The usual question of one who is called by so many letters: what is around the name, and what follows the
-        request's."""
-        who, unique = "\0" * length, "\1" * LENGTH
-        before, after = self._packed([who] * len(self.policies), "", unique, 1, True).split(unique)
+        """What is around a name of so many letters in the usual question, and what follows the request's."""
+        who, name = "\0" * length, "\1" * LENGTH
+        before, after = self.pack([who] * len(self.policies), "", name, 1, True).decode().split(name)
         return before.split(who), after
-
-    def _packed(self, identities: Sequence[str], now: str | int, unique: str, cost: int, charge: bool) -> str:
-        before, after = self._override
-        # Mostly all policies count the same one.
-        keys = [*self.keys(identities), *(f"{before}{who}{after}" for who in _distinct(identities))]
-        words = ["EVALSHA", self.script.sha, len(keys), *keys, now, unique, cost, int(charge), *self._words]
-        return f"*{len(words)}\r\n" + "".join([f"${len(str(word))}\r\n{word}\r\n" for word in words])
 
     def subset(self, part: Sequence[int]) -> PolicySet:
         """Those that are in one slot of a cluster."""
@@ -91,11 +98,6 @@ class PolicySet:
         if chosen not in self._subsets:
             self._subsets[chosen] = PolicySet(tuple(self.policies[i] for i in chosen), self._config, self.site)
         return self._subsets[chosen]
-
-
-def _distinct(identities: Sequence[str]) -> Sequence[str]:
-    """One, if they are all the same."""
-    return identities[:1] if identities.count(identities[0]) == len(identities) else identities
 
 
 LENGTH = 20  # of what tells a request from all others; after 9,000,000,000 of a process it is one more

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from . import backend, conf, failure, refusals, signals
 from .backend import UnavailableError
-from .identity import Identity, identify, redis_key
+from .identity import Id, Identity, identify, redis_key
 from .policy import (
     ALGORITHMS,
     DEFAULT,
@@ -123,8 +123,9 @@ def _told_before(identity: Identity, policy: Policies, cost: int) -> Decision | 
     """A refusal that still holds."""
     if type(cost) is not int:
         return None
-    if type(identity) is str and isinstance(policy, _SINGLE):  # as it was asked, before anything is made of it
-        return refusals.again((identity, id(policy), cost), policy)
+    kind = type(identity)
+    if (kind is str or kind is Id) and isinstance(policy, _SINGLE):  # as it was asked, before anything is made of it
+        return refusals.again((kind, identity, id(policy), cost), policy)
     asked = _policy_set(policy)
     return refusals.again((asked, asked.identities(identity), cost), None)
 
@@ -140,8 +141,9 @@ def _remember(identity: Identity, policy: Policies, plan: Plan, decision: Decisi
         or not 0 < decision.retry_after < math.inf
     ):
         return
-    if type(identity) is str and isinstance(policy, _SINGLE):
-        refusals.remember((identity, id(policy), plan.cost), policy, decision, asked, plan.set.names)
+    kind = type(identity)
+    if (kind is str or kind is Id) and isinstance(policy, _SINGLE):
+        refusals.remember((kind, identity, id(policy), plan.cost), policy, decision, asked, plan.set.names)
     else:
         refusals.remember((plan.set, plan.identities, plan.cost), None, decision, asked, plan.set.names)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from .conf import Config
-from .identity import GLOBAL, LONGEST, Identity, identify, is_plain, key_parts, kind_of, override_parts
+from .identity import GLOBAL, LONGEST, Id, Identity, identify, is_plain, key_parts, kind_of, override_parts
 from .policy import FIXED_WINDOW, TOKEN_BUCKET, Policy, PolicyError, Terms
 from .scripts import CHECK
 from .sites import Site
@@ -60,16 +60,18 @@ class PolicySet:
         return [f"{before}{who}{after}" for (before, after), who in zip(self._parts, identities, strict=True)]
 
     def usual(self, identity: Identity) -> tuple[tuple[str, ...], str, bytes] | None:
-        """The usual question, one unit of whom a plain name tells, in the least time: who is counted, what tells the
-        request from all others, and what to send. None: it takes longer."""
-        if not (self._by_user and type(identity) is str and identity.isalnum() and identity.isascii()):
+        """The usual question, one unit of one who is called as in a key, in the least time: who is counted, what tells
+        the request from all others, and what to send. None: it takes longer."""
+        if type(identity) is not Id and not (
+            self._by_user and type(identity) is str and identity.isalnum() and identity.isascii() and identity != GLOBAL
+        ):
             return None
         form, name = self._forms.get(len(identity)), unique()
         if form is None:
             if len(identity) > LONGEST:
                 return None
             form = self._forms[len(identity)] = self._form(len(identity))
-        if len(name) != LENGTH or identity == GLOBAL:
+        if len(name) != LENGTH:
             return None
         before, after = form
         return (identity,) * len(self.policies), name, f"{identity.join(before)}{name}{after}".encode("ascii")

@@ -30,9 +30,33 @@ def test_the_usual_question_is_what_packing_it_word_by_word_gives(number, option
         assert packed == asked.pack(who, "", unique, 1, True)
 
 
+def test_who_is_called_as_in_a_key_is_asked_for_under_every_policy():
+    for key in ("user", "ip", "token", "global"):
+        asked = limiter._policy_set(policies(3, key=key))
+        for identity in (Id("ip=2001:db8::/64"), Id("alice"), Id("global"), Id("token=" + 32 * "0")):
+            who, unique, packed = asked.usual(identity)
+            assert who == asked.identities(identity)
+            assert packed == asked.pack(who, "", unique, 1, True)
+
+
 @pytest.mark.parametrize(
     "identity",
-    ["", "global", "a b", "a/b", "a:b", "josé", "²", "٣", "x" * 129, "a\r\nb", "\0", 7, {"user": "alice"}, Id("alice")],
+    [
+        "",
+        "global",
+        "a b",
+        "a/b",
+        "a:b",
+        "josé",
+        "²",
+        "٣",
+        "x" * 129,
+        "a\r\nb",
+        "\0",
+        7,
+        {"user": "alice"},
+        Id("x" * 129),
+    ],
     ids=repr,
 )
 def test_what_is_not_usual_takes_longer(identity):

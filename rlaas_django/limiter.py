@@ -274,7 +274,7 @@ class Receipt(NamedTuple):
 
     def charged(self) -> Iterator[tuple[int, Terms, int]]:
         """Which, on which terms, and when."""
-        for i, (*_, limit, charged_at) in zip(self.part, self.reply[1:], strict=True):
+        for i, limit, charged_at in zip(self.part, self.reply[6::7], self.reply[7::7], strict=True):
             if charged_at >= 0:
                 term = self.plan.set.terms[i]
                 # An operator's limit for this identity is what a refund has to reckon with.
@@ -400,10 +400,10 @@ def _outcomes(plan: Plan, part: Sequence[int], reply: Any) -> tuple[list[Outcome
     """What a reply says of each policy, and whether all pass that are to be heeded."""
     asked, outcomes, passes = plan.set, [], True
     try:
-        if len(reply) != len(part) + 1:
+        if len(reply) != 7 * len(part) + 1:
             raise ValueError(f"{len(reply)} parts")
-        for n, i in enumerate(part, 1):
-            passed, count, remaining, retry_after, reset_after, limit, _ = reply[n]
+        for n, i in enumerate(part):
+            passed, count, remaining, retry_after, reset_after, limit, _ = reply[7 * n + 1 : 7 * n + 8]
             policy = asked.policies[i]
             if passed != 1:
                 passes = passes and policy.shadow

@@ -41,8 +41,12 @@ class PolicySet:
         self._override = _sized(*override_parts(tagged=site.clustered))
         self.whole = range(len(policies))
         self.in_one_call = config.enabled and not site.clustered
-        keys = 2 * len(policies)
-        self._head = f"*{7 + keys + 6 * len(policies)}\r\n{_words('EVALSHA', self.script.sha, keys)}"
+        # By how many identities they count: one, or as many as there are policies.
+        self._heads = {
+            identities: f"*{7 + keys + 6 * len(policies)}\r\n{_words('EVALSHA', self.script.sha, keys)}"
+            for identities in (1, len(policies))
+            for keys in (len(policies) + identities,)
+        }
         self._tail = "".join(
             _words(*term, int(policy.shadow), policy.name) for policy, term in zip(policies, self.terms, strict=True)
         )
@@ -67,11 +71,12 @@ class PolicySet:
         if len(identities) == 1:  # as it is nearly always
             ((before, after, length),), (who,) = self._parts, identities
             counter = f"${length + len(who)}\r\n{before}{who}{after}\r\n"
-            return f"{self._head}{counter}${size + len(who)}\r\n{first}{who}{last}\r\n{rest}".encode("ascii")
-        words = [self._head]
+            return f"{self._heads[1]}{counter}${size + len(who)}\r\n{first}{who}{last}\r\n{rest}".encode("ascii")
+        counted = identities[:1] if len(set(identities)) == 1 else identities
+        words = [self._heads[len(counted)]]
         for (before, after, length), who in zip(self._parts, identities, strict=True):
             words.append(f"${length + len(who)}\r\n{before}{who}{after}\r\n")
-        words += [f"${size + len(who)}\r\n{first}{who}{last}\r\n" for who in identities]
+        words += [f"${size + len(who)}\r\n{first}{who}{last}\r\n" for who in counted]
         return "".join([*words, rest]).encode("ascii")
 
     def subset(self, part: Sequence[int]) -> PolicySet:

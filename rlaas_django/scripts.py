@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import combinations
@@ -58,9 +58,9 @@ def version(text: str) -> int:
 
 
 def sections(text: str) -> dict[str, str]:
-    """What an algorithm's file is made of; what is before the first is its opening comment."""
+    """What an algorithm's file is made of, after its opening comment."""
     _, *parts = re.split(r"^--# (\w+)\n", text, flags=re.MULTILINE)
-    return dict(zip(parts[::2], parts[1::2], strict=True))
+    return {name: f"{body.strip()}\n" for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def filled(text: str, put: Callable[[str], str]) -> str:
@@ -69,25 +69,24 @@ def filled(text: str, put: Callable[[str], str]) -> str:
 
 
 def section(algo: str, name: str) -> str:
-    """A section of an algorithm, and within it the others that it names; nothing if there is none."""
-    return filled(_SECTIONS[algo].get(name, ""), lambda inner: section(algo, inner))
+    """A section of an algorithm, with the others that it names."""
+    return filled(_SECTIONS[algo][name], lambda inner: section(algo, inner))
 
 
-def assemble(driver: str, algorithms: Iterable[str] = ()) -> Script:
+def assemble(driver: str, algorithms: Collection[str] = ()) -> Script:
     """One script of the prelude and a driver, with these algorithms in it."""
-    algorithms = tuple(algorithms)
 
     def put(name: str) -> str:
-        bodies = {algo: body for algo in algorithms if (body := section(algo, name))}
-        if name == "state":
+        bodies = {algo: section(algo, name) for algo in algorithms if name in _SECTIONS[algo]}
+        if name == "state":  # is to last
             return "".join(bodies.values())
         if len(algorithms) == 1:
-            return "".join(f"do\n{body}end\n" for body in bodies.values())
-        cases = [f'if algorithm == "{algo}" then\n{body}' for algo, body in bodies.items()]
+            return "".join(f"do\n{indent(body, '  ')}end\n" for body in bodies.values())
+        cases = [f'if algorithm == "{algo}" then\n{indent(body, "  ")}' for algo, body in bodies.items()]
         return f"{'else'.join(cases)}end\n" if cases else ""
 
-    text = "\n".join([_SOURCES["prelude"], filled(_SOURCES[driver], put)])
     stems = ("prelude", driver, *(FILES[algo] for algo in algorithms))
+    text = f"{_SOURCES['prelude']}\n{filled(_SOURCES[driver], put)}"
     versions = " ".join(f"{stem}@{version(_SOURCES[stem])}" for stem in stems)
     return Script(driver, versions, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 

@@ -9,7 +9,8 @@
 ]]
 local call, at = redis.call, ARGV[1]
 if at == "" then
-  local time = call("TIME") -- seconds and µs
-  at = time[1] .. string.sub("00000" .. time[2], -6, -4)
+  local time = call("TIME") -- seconds, and µs without leading zeros
+  local us = #time[2] == 6 and time[2] or string.sub("00000" .. time[2], -6)
+  at = time[1] .. string.sub(us, 1, 3)
 end
 local now = at + 0

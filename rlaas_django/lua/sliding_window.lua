@@ -16,12 +16,11 @@ local entries, gone, wait = 0, 0, 0
 --# check
 entries, reset_after = call("ZCARD", key), 0
 if entries > 0 then
-  local over, within, newest = entries + cost - limit, nil, nil
+  local over, within = entries + cost - limit, nil
   if over > 0 and cost <= limit then
-    -- It passes once so many of the oldest are dead. A few more are read than the last of them if that spares a command.
-    local from, few = over > 1 and over - 1 or "0", limit - cost < 6
-    local found = call("ZRANGE", key, from, few and "-1" or from, "WITHSCORES")
-    wait, newest = found[2] + window - now, few and found[#found]
+    -- It passes once so many of the oldest are dead.
+    local last = over > 1 and over - 1 or "0"
+    wait = call("ZRANGE", key, last, last, "WITHSCORES")[2] + window - now
   end
   if charge and wait <= 0 and cost <= limit then
     within = call("ZCOUNT", key, now - window + 1, at)
@@ -35,7 +34,7 @@ if entries > 0 then
   if within == entries - gone then
     reset_after = nil -- none is later than now, and a charge will be the last
   elseif entries > gone then
-    reset_after = (newest or call("ZRANGE", key, "-1", "-1", "WITHSCORES")[2]) + window - now
+    reset_after = call("ZRANGE", key, "-1", "-1", "WITHSCORES")[2] + window - now
   end
 end
 count = entries - gone

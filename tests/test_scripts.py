@@ -110,6 +110,15 @@ def test_each_section_is_named_where_it_goes_and_nothing_else_is():
     assert not [script.version for script in EVERY if re.search(r"^ *--[>#]", script.text, re.MULTILINE)]
 
 
+@pytest.mark.parametrize("us", [0, 7, 999, 1_000, 12_345, 99_999, 100_000, 999_999])
+def test_the_time_is_in_whole_ms_however_short_the_us_are(us):
+    lua = lupa.lua51.LuaRuntime()
+    lua.globals().ARGV = lua.table("")
+    lua.globals().redis = lua.table(call=lambda _: lua.table("1700000000", str(us)))
+    told = lua.execute(f"{scripts.source('prelude')} return at, string.format('%.0f', now)")
+    assert told == (str(1_700_000_000_000 + us // 1000),) * 2
+
+
 def test_a_version_names_the_files_and_their_versions():
     of = {Path(name).stem: f"{Path(name).stem}@{file['version']}" for name, file in lua_files().items()}
     both = CHECK[frozenset([TOKEN_BUCKET, FIXED_WINDOW])]

@@ -1,13 +1,19 @@
-"""The Lua scripts: one file per algorithm, assembled with a driver into what Redis runs."""
+"""The Lua scripts: one file per algorithm, assembled with a driver into what Redis runs.
+
+An algorithm's file is made of sections, each opened by a line `--# name`. Where a line `--> name` stands in a driver,
+that section of the algorithm's is put in; in an algorithm's file it is another section of the same file. So Redis runs
+one piece of text from top to bottom: there, calling a function and making a table take as long as deciding does.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import combinations
+from textwrap import indent
 
 from . import policy
 
@@ -27,8 +33,6 @@ ENDINGS = {
     policy.SLIDING_WINDOW_COUNTER: ":counter-{window}",
     policy.TOKEN_BUCKET: ":bucket-{window}",
 }
-# An algorithm's file is the body of a function of these; check.lua tells what it gives.
-PARAMETERS = "step, p, now, cost, touch, unique, charged_at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +57,42 @@ def version(text: str) -> int:
     return int(found[1])
 
 
-def assemble(driver: str, algorithms: Iterable[str] = ()) -> Script:
-    """One script of the prelude, these algorithms, and a driver."""
-    stems = [FILES[algo] for algo in algorithms]
-    parts = [_SOURCES["prelude"]]
-    for algo, stem in zip(algorithms, stems, strict=True):
-        parts.append(f'algorithms["{algo}"] = function({PARAMETERS})\n{_SOURCES[stem]}end\n')
-    parts.append(_SOURCES[driver])
-    text = "\n".join(parts)
-    versions = " ".join(f"{stem}@{version(_SOURCES[stem])}" for stem in ("prelude", driver, *stems))
+def sections(text: str) -> dict[str, str]:
+    """What an algorithm's file is made of, after its opening comment."""
+    _, *parts = re.split(r"^--# (\w+)\n", text, flags=re.MULTILINE)
+    return {name: f"{body.strip()}\n" for name, body in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def filled(text: str, put: Callable[[str], str]) -> str:
+    """A text with what is put in where a line names a section, indented as that line is."""
+    return re.sub(r"^( *)--> (\w+)\n", lambda found: indent(put(found[2]), found[1]), text, flags=re.MULTILINE)
+
+
+def section(algo: str, name: str) -> str:
+    """A section of an algorithm, with the others that it names."""
+    return filled(_SECTIONS[algo][name], lambda inner: section(algo, inner))
+
+
+def assemble(driver: str, algorithms: Collection[str] = ()) -> Script:
+    """One script of the prelude and a driver, with these algorithms in it."""
+
+    def put(name: str) -> str:
+        bodies = {algo: section(algo, name) for algo in algorithms if name in _SECTIONS[algo]}
+        if name == "state":  # is to last
+            return "".join(bodies.values())
+        if len(algorithms) == 1:
+            return "".join(f"do\n{indent(body, '  ')}end\n" for body in bodies.values())
+        cases = [f'if algorithm == "{algo}" then\n{indent(body, "  ")}' for algo, body in bodies.items()]
+        return f"{'else'.join(cases)}end\n" if cases else ""
+
+    stems = ("prelude", driver, *(FILES[algo] for algo in algorithms))
+    text = f"{_SOURCES['prelude']}\n{filled(_SOURCES[driver], put)}"
+    versions = " ".join(f"{stem}@{version(_SOURCES[stem])}" for stem in stems)
     return Script(driver, versions, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 _SOURCES = {stem: source(stem) for stem in ("prelude", "check", "refund", "reset", "override", "note", *FILES.values())}
+_SECTIONS = {algo: sections(_SOURCES[stem]) for algo, stem in FILES.items()}
 _SETS = [chosen for size in range(1, len(FILES) + 1) for chosen in combinations(FILES, size)]
 
 CHECK = {frozenset(chosen): assemble("check", chosen) for chosen in _SETS}

@@ -84,12 +84,39 @@ def test_each_script_has_the_sha_of_its_text():
 
 def test_a_script_holds_just_the_algorithms_asked_for():
     for chosen in SETS:
-        for script in (CHECK[chosen], REFUND[chosen]):
-            assert sorted(re.findall(r'^algorithms\["(.+)"\] = ', script.text, re.MULTILINE)) == sorted(chosen)
-            for algo, stem in FILES.items():
-                assert (scripts.source(stem) in script.text) == (algo in chosen)
+        for script, own in ((CHECK[chosen], ("state", "check", "wait", "charge")), (REFUND[chosen], ("refund",))):
+            text = unindented(script.text)
+            for algo in ALGORITHMS:
+                for name in own:
+                    assert (unindented(scripts.section(algo, name)) in text) == (algo in chosen)
+            told_apart = set(re.findall(r'if algorithm == "(.+)" then$', script.text, re.MULTILINE))
+            assert told_apart == (chosen if len(chosen) > 1 else set())
     assert RESET in ALONE
-    assert not [script.name for script in ALONE if 'algorithms["' in script.text]
+    assert not [script.name for script in ALONE if "algorithm ==" in script.text]
+
+
+def unindented(text: str) -> str:
+    return re.sub(r"^ +", "", text, flags=re.MULTILINE)
+
+
+def test_each_section_is_named_where_it_goes_and_nothing_else_is():
+    named = {
+        path.stem: set(re.findall(r"^ *--> (.+)$", path.read_text("utf-8"), re.MULTILINE)) for path in LUA.iterdir()
+    }
+    for stem in FILES.values():
+        own = set(scripts.sections(scripts.source(stem)))
+        assert named[stem] < own <= named["check"] | named["refund"] | named[stem]
+        assert own >= {"check", "wait", "charge", "refund"}
+    assert not [script.version for script in EVERY if re.search(r"^ *--[>#]", script.text, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("us", [0, 7, 999, 1_000, 12_345, 99_999, 100_000, 999_999])
+def test_the_time_is_in_whole_ms_however_short_the_us_are(us):
+    lua = lupa.lua51.LuaRuntime()
+    lua.globals().ARGV = lua.table("")
+    lua.globals().redis = lua.table(call=lambda _: lua.table("1700000000", str(us)))
+    told = lua.execute(f"{scripts.source('prelude')} return at, string.format('%.0f', now)")
+    assert told == (str(1_700_000_000_000 + us // 1000),) * 2
 
 
 def test_a_version_names_the_files_and_their_versions():

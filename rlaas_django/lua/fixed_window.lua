@@ -1,38 +1,36 @@
 --[[
   Fixed window: at most `limit` units between two multiples of `window`.
-  Version  2
+  Version  3
 
   State  STRING at <key>:<floor(now / window)>, the units charged; expires a window after its first charge
 ]]
-local key, limit, window = p.key, p.limit, p.window
+--# state
+local start, counter
 
-if step == "check" then
-  local index = math.floor(now / window)
-  local this, next = key .. ":" .. index, key .. ":" .. index + 1
-  local found = call("MGET", this, next)
-  local count = found[1] or 0
-  if found[2] then
-    -- The next window has begun already: the clock stepped back. To stay in that window admits nothing twice.
-    index, this, count = index + 1, next, found[2]
-  end
-  p.start, p.counter = index * window, this
-
-  count = count + 0
-  local left, remaining = p.start + window - now, limit - count
-  local reset_after = count > 0 and left or 0
-  if cost <= remaining then
-    return true, count, remaining, 0, reset_after
-  end
-  return false, count, math.max(0, remaining), cost > limit and -1 or left, reset_after
+--# check
+local index = (now - now % window) / window
+counter = key .. ":" .. index
+local following = key .. ":" .. index + 1
+local found = call("MGET", counter, following)
+count = found[1]
+if found[2] then
+  -- The next window has begun already: the clock stepped back. To stay in that window admits nothing twice.
+  index, counter, count = index + 1, following, found[2]
 end
+start = index * window
+count = count and count + 0 or 0
+reset_after = count > 0 and start + window - now or 0
 
-if step == "charge" then
-  if call("INCRBY", p.counter, cost) == cost then
-    call("PEXPIRE", p.counter, window)
-  end
-  return p.start + window - now, p.start
+--# wait
+retry_after = start + window - now
+
+--# charge
+if call("INCRBY", counter, ARGV[3]) == cost then
+  call("PEXPIRE", counter, ARGV[word + 2])
 end
+reset_after, charged_at = start + window - now, start
 
+--# refund
 if charged_at + window <= now then
   return 0 -- that window is over
 end

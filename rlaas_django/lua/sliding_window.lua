@@ -1,6 +1,6 @@
 --[[
   Sliding window log: at most `limit` units in any `window`, exactly.
-  Version  3
+  Version  4
 
   State  ZSET at <key>, a member <ms>-<unique> scored <ms> per unit; expires two windows after the last request
 
@@ -10,63 +10,62 @@
   Each command costs more than all the Lua around it. Mostly no entry is dead and none is later than now (those are
   when the clock stepped back): then two counts tell it, and the entries themselves are looked at only for a refusal.
 ]]
-local key, limit, window = p.key, p.limit, p.window
+--# state
+local entries, gone, wait = 0, 0, 0
 
-if step == "check" then
-  local entries, gone = call("ZCARD", key), 0
-  local over, retry_after = entries + cost - limit, 0
-  if cost > limit then
-    retry_after = -1
-  elseif over > 0 then
+--# check
+entries, reset_after = call("ZCARD", key), 0
+if entries > 0 then
+  local over, within = entries + cost - limit, nil
+  if over > 0 and cost <= limit then
     -- It passes once so many of the oldest are dead.
-    retry_after = math.max(0, call("ZRANGE", key, over - 1, over - 1, "WITHSCORES")[2] + window - now)
+    local last = over > 1 and over - 1 or "0"
+    wait = call("ZRANGE", key, last, last, "WITHSCORES")[2] + window - now
   end
-  local allowed = retry_after == 0
-  if entries == 0 then
-    p.live, p.gone, p.reset_after = 0, 0, 0
-    return allowed, 0, limit, retry_after, 0
-  end
-
-  local within
-  if allowed and touch then
-    within = call("ZCOUNT", key, now - window + 1, now)
-  end
-  -- The last of `over` is alive: if it is the oldest, none is dead.
-  if within ~= entries and (allowed or over ~= 1) then
-    gone = call("ZCOUNT", key, "-inf", now - window)
-  end
-  if touch and not allowed then
+  if charge and wait <= 0 and cost <= limit then
+    within = call("ZCOUNT", key, now - window + 1, at)
+  elseif charge then
     redis.pcall("PEXPIRE", key, 2 * window) -- a server that takes no writes still refuses
   end
-  p.live, p.gone = entries - gone, gone
-  if within ~= p.live then -- some are later, or a charge will not tell it
-    p.reset_after = p.algorithm("reset", p, now)
+  -- The last of `over` is alive: if it is the oldest, none is dead.
+  if within ~= entries and (wait <= 0 or over > 1) then
+    gone = call("ZCOUNT", key, "-inf", now - window)
   end
-  return allowed, p.live, math.max(0, limit - p.live), retry_after, p.reset_after
-end
-
-if step == "reset" then
-  return p.live > 0 and call("ZRANGE", key, -1, -1, "WITHSCORES")[2] + window - now or 0
-end
-
-if step == "charge" then
-  if p.gone > 0 then
-    call("ZREMRANGEBYSCORE", key, "-inf", now - window)
+  if within == entries - gone then
+    reset_after = nil -- none is later than now, and a charge will be the last
+  elseif entries > gone then
+    reset_after = call("ZRANGE", key, "-1", "-1", "WITHSCORES")[2] + window - now
   end
-  local member = now .. "-" .. unique
-  call("ZADD", key, now, member)
-  for from = 2, cost, 500 do -- the Lua stack takes some thousand values at once
-    local more = {}
-    for i = from, math.min(from + 499, cost) do
-      more[#more + 1] = now
-      more[#more + 1] = member .. "." .. i
-    end
-    call("ZADD", key, unpack(more))
-  end
-  call("PEXPIRE", key, 2 * window)
-  return math.max(p.reset_after or 0, window), now
 end
+count = entries - gone
 
+--# wait
+retry_after = wait
+
+--# look
+reset_after = count > 0 and call("ZRANGE", key, "-1", "-1", "WITHSCORES")[2] + window - now or 0
+
+--# charge
+if gone > 0 then
+  call("ZREMRANGEBYSCORE", key, "-inf", now - window)
+end
+local member = at .. "-" .. unique
+call("ZADD", key, at, member)
+for from = 2, cost, 500 do -- the Lua stack takes some thousand values at once
+  local more = {}
+  for i = from, math.min(from + 499, cost) do
+    more[#more + 1] = at
+    more[#more + 1] = member .. "." .. i
+  end
+  call("ZADD", key, unpack(more))
+end
+call("PEXPIRE", key, 2 * window)
+if not reset_after or reset_after < window then
+  reset_after = window
+end
+charged_at = now
+
+--# refund
 if charged_at <= now - window then
   return 0 -- dead, and not counted any more
 elseif unique == "" then

@@ -1,51 +1,55 @@
 --[[
   Token bucket: `capacity` units at once, refilled at `limit` per `window`.
-  Version  2
+  Version  3
 
   State  STRING at <key>, <used>:<stamp>: what is missing from the full bucket at that ms, in 1/window of a unit, so
          that a ms refills exactly `limit` of it; expires a window after the bucket would be full
 
   Nothing is rounded: `used` is a whole number below 2^52 (the settings see to it).
 ]]
-local key, limit, window = p.key, p.limit, p.window
+--# state
+local used, stamp
 
-if step ~= "charge" then
-  local found, used, stamp = call("GET", key), 0, now
-  if found then
-    used, stamp = string.match(found, "^(%d+):(%d+)$")
-    used, stamp = used + 0, stamp + 0
-    if stamp < now then -- else the clock stepped back, and refills nothing until it is there again
-      used, stamp = math.max(0, used - (now - stamp) * limit), now
-    end
+--# read
+local found, passed = call("GET", key), 0
+used, stamp = 0, now
+if found then
+  used, stamp = string.match(found, "^(%d+):(%d+)$")
+  stamp = stamp + 0
+  if stamp < now then -- else the clock stepped back, and refills nothing until it is there again
+    passed, stamp = now - stamp, now
   end
-  p.used, p.stamp = used, stamp
-end
-local used, stamp = p.used, p.stamp
-local count = math.ceil(used / window)
-
-if step == "check" then
-  local capacity = p.capacity
-  local remaining, retry_after = capacity - count, -1
-  local reset_after = used > 0 and stamp - now + math.ceil(used / limit) or 0
-  if cost <= remaining then
-    return true, count, remaining, 0, reset_after
-  elseif cost <= capacity then
-    retry_after = stamp - now + math.ceil((used - (capacity - cost) * window) / limit)
+  used = used - passed * limit
+  if used < 0 then
+    used = 0
   end
-  return false, count, math.max(0, remaining), retry_after, reset_after
 end
+count = math.ceil(used / window)
 
-local given = math.min(cost, count)
-if step == "charge" then
-  used = used + cost * window
-elseif given > 0 then
-  used = math.max(0, used - given * window)
-else
-  return 0
-end
+--# write
 local full = math.ceil(used / limit)
-call("SET", key, string.format("%.0f:%.0f", used, stamp), "PX", full + window)
-if step == "charge" then
-  return stamp - now + full, now
+local text = used < 1e14 and used or string.format("%.0f", used) -- `..` keeps 14 digits
+call("SET", key, text .. ":" .. (stamp == now and at or stamp), "PX", full + window)
+
+--# check
+--> read
+reset_after = used > 0 and stamp - now + math.ceil(used / limit) or 0
+
+--# wait
+retry_after = stamp - now + math.ceil((used - (capacity - cost) * window) / limit)
+
+--# charge
+used = used + cost * window
+--> write
+reset_after, charged_at = stamp - now + full, now
+
+--# refund
+local count
+--> state
+--> read
+local given = math.min(cost, count)
+if given > 0 then
+  used = math.max(0, used - given * window)
+  --> write
 end
 return given

@@ -354,18 +354,31 @@ class Repeated(Decision):
 
     __slots__ = ("_age", "_refusal")
 
-    allowed = False  # and nothing else is settled before somebody asks
+    allowed = False
+    degraded = False
     receipts: list[Any] = []  # noqa: RUF012
 
     def __init__(self, refusal: Decision, age: float) -> None:
-        self._refusal, self._age = refusal, age
+        self._refusal, self._age, self._strictest = refusal, age, refusal._strictest
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("outcomes", "_strictest"):
+        """The outcomes are settled when somebody asks for them."""
+        if name != "outcomes":
             raise AttributeError(name)
-        self.outcomes = outcomes = tuple([_later(outcome, self._age) for outcome in self._refusal.outcomes])
-        self._strictest = strictest(outcomes)
-        return outcomes if name == "outcomes" else self._strictest
+        self.outcomes = tuple([_later(outcome, self._age) for outcome in self._refusal.outcomes])
+        return self.outcomes
+
+    @property
+    def retry_after(self) -> float:
+        return max(0.0, self._strictest.retry_after - self._age)
+
+    @property
+    def reset_after(self) -> float:
+        return max(0.0, self._strictest.reset_after - self._age)
+
+    @property
+    def ttl(self) -> int:
+        return _later(self._strictest, self._age).ttl
 
 
 def _later(outcome: Outcome, age: float) -> Outcome:

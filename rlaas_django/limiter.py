@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from . import backend, conf, failure, refusals, signals
 from .backend import UnavailableError
-from .identity import Identity, identify, redis_key
+from .identity import Id, Identity, identify, redis_key
 from .policy import (
     ALGORITHMS,
     DEFAULT,
@@ -123,7 +123,7 @@ def _told_before(identity: Identity, policy: Policies, cost: int) -> Decision | 
     if frozen is not None or type(cost) is not int:
         return None
     if _is_plain_question(identity, policy):
-        return refusals.again((identity, id(policy), cost), policy)
+        return refusals.again((type(identity), identity, id(policy), cost), policy)
     asked = _policy_set(policy)
     return refusals.again((asked, asked.identities(identity), cost), None)
 
@@ -140,14 +140,14 @@ def _remember(identity: Identity, policy: Policies, plan: Plan, decision: Decisi
     ):
         return
     if _is_plain_question(identity, policy):
-        refusals.remember((identity, id(policy), plan.cost), policy, decision, asked, plan.set.names)
+        refusals.remember((type(identity), identity, id(policy), plan.cost), policy, decision, asked, plan.set.names)
     else:
         refusals.remember((plan.set, plan.identities, plan.cost), None, decision, asked, plan.set.names)
 
 
 def _is_plain_question(identity: Identity, policy: Policies) -> bool:
     """Whether it can be looked up as it was asked, before anything is made of it."""
-    return type(identity) is str and (policy is None or isinstance(policy, (str, Policy)))
+    return type(identity) in (str, Id) and (policy is None or isinstance(policy, (str, Policy)))
 
 
 def _perform(plan: Plan) -> Decision:

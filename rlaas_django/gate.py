@@ -6,8 +6,9 @@ several of them name is charged once, and a refusal gives back what gates before
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Generator, Iterable
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,13 +18,22 @@ from django.http.response import HttpResponseBase
 from django.utils.functional import SimpleLazyObject, empty
 
 from . import backend, conf, limiter, log, refusals, responses, signals, stats
-from .identity import Requester, asks_the_site, needs_user
+from .identity import Id, Requester, asks_the_site, identify, needs_user
 from .policy import DEFAULT, Decision, Outcome, Policy, PolicyError, Rate, shown, strictest, undecided
 
 Respond = Callable[[HttpRequest, Decision], Any]
 
 
-@dataclass(frozen=True, slots=True)
+class Asked(NamedTuple):
+    """A gate's policies under these settings, and what they take to be asked."""
+
+    config: conf.Config
+    policies: tuple[Policy, ...]
+    needs_user: bool
+    asks_the_site: bool
+
+
+@dataclass(slots=True)
 class Gate:
     """What a decorator or a rule asks of a request."""
 
@@ -34,14 +44,31 @@ class Gate:
     response: Respond | None = None
     charge_when: Callable[[HttpResponseBase], Any] | None = None
     charge_on_error: bool = True
+    _asked: Asked | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.charge_when is not None or not self.charge_on_error:
             refusals.refundable.update(str(policy) for policy in self.policies)
 
+    def asked(self, config: conf.Config) -> Asked:
+        """Found out once for as long as the settings stay."""
+        asked = self._asked
+        if asked is None or asked.config is not config:
+            policies = tuple([config.policy(each) if isinstance(each, str) else each for each in self.policies])
+            about_cost = callable(self.cost)
+            asked = self._asked = Asked(
+                config,
+                policies,
+                about_cost or any(map(needs_user, policies)),
+                about_cost or any(map(asks_the_site, policies)),
+            )
+        return asked
+
 
 class Visit:
     """What was decided about a request so far."""
+
+    __slots__ = ("costs", "decisions", "outcomes", "whole")
 
     def __init__(self) -> None:
         self.outcomes: dict[str, Outcome] = {}
@@ -95,45 +122,48 @@ def _annotate(request: HttpRequest, decision: Decision | None) -> None:
         request.rate_limit = decision  # type: ignore[attr-defined]
 
 
-def enter(gate: Gate, request: HttpRequest, view: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+def enter(
+    gate: Gate, request: HttpRequest, view: Callable[..., HttpResponseBase], /, *args: Any, **kwargs: Any
+) -> HttpResponseBase:
     """The view's response, or a refusal."""
     passage = Passage(gate, request)
     refusal: HttpResponseBase | None = _do(passage.before())
     if refusal is not None:
         return refusal
     try:
-        response = view()
+        response = view(*args, **kwargs)
     except Exception:
-        _do(passage.failed())
+        if not gate.charge_on_error:
+            _do(passage.give_back())
         raise
-    _do(passage.after(response))
+    if passage.is_free(response):
+        _do(passage.give_back())
+    passage.add_headers(response)
     return response
 
 
-async def aenter(gate: Gate, request: HttpRequest, view: Callable[[], Awaitable[HttpResponseBase]]) -> HttpResponseBase:
+async def aenter(
+    gate: Gate, request: HttpRequest, view: Callable[..., Awaitable[HttpResponseBase]], /, *args: Any, **kwargs: Any
+) -> HttpResponseBase:
     """As `enter`, natively async."""
     passage = Passage(gate, request)
     refusal: HttpResponseBase | None = await _ado(passage.before())
     if refusal is not None:
         return refusal
     try:
-        response = await view()
+        response = await view(*args, **kwargs)
     except Exception:
-        await _ado(passage.failed())
+        if not gate.charge_on_error:
+            await _ado(passage.give_back())
         raise
-    await _ado(passage.after(response))
+    if passage.is_free(response):
+        await _ado(passage.give_back())
+    passage.add_headers(response)
     return response
 
 
-class Step(NamedTuple):
-    """Something that a passage wants done: by this function, or by its async twin."""
-
-    function: Callable[..., Any]
-    twin: Callable[..., Any]
-    args: tuple[Any, ...]
-    options: dict[str, Any] = {}  # noqa: RUF012
-
-
+# Something that a passage wants done: by the function, or by its async twin; and what they are given.
+Step = tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 Steps = Generator[Step, Any, Any]
 
 
@@ -141,86 +171,94 @@ def _do(steps: Steps) -> Any:
     result = None
     while True:
         try:
-            step = steps.send(result)
+            function, _, args, options = steps.send(result)
         except StopIteration as done:  # of the steps; one out of a function of the site's passes below
             return done.value
-        result = step.function(*step.args, **step.options)
+        result = function(*args, **options)
 
 
 async def _ado(steps: Steps) -> Any:
     result = None
     while True:
         try:
-            step = steps.send(result)
+            _, twin, args, options = steps.send(result)
         except StopIteration as done:
             return done.value
-        result = await step.twin(*step.args, **step.options)
+        result = await twin(*args, **options)
 
 
 class Passage:
     """One request through one gate; what is sync and async alike."""
 
+    __slots__ = ("config", "decision", "gate", "request", "visit")
+
     def __init__(self, gate: Gate, request: HttpRequest) -> None:
-        self.gate, self.request = gate, request
+        self.gate, self.request, self.config = gate, request, conf.config()
         self.visit = visit_of(request)
         self.decision: Decision | None = None
 
     def before(self) -> Steps:
         """Ask; the refusal, or None to go on."""
-        names = yield from self._ask() if self._applies() else ()
-        mine = self.visit.decision(names)
-        if not self.visit.outcomes:
+        gate, visit = self.gate, self.visit
+        names: Collection[str] = ()
+        if self.config.enabled and (gate.methods is None or self.request.method in gate.methods):
+            names = yield from self._ask()
+        mine = visit.decision(names)
+        if not visit.outcomes:
             _annotate(self.request, limiter.unlimited())
-        if not self.gate.block or mine is None or mine.allowed:
+        if mine is None or mine.allowed or not gate.block:
             return None
         # A refused request costs nothing, so what gates before this one charged goes back.
-        for earlier in self.visit.decisions:
-            yield from self._give_back(earlier)
-        respond = self.gate.response or conf.config().response or responses.refusal
-        both = _OUR_REFUSAL if respond is responses.refusal else _both(respond)
-        response = yield Step(*both, (self.request, mine))
-        if not getattr(response, "is_rendered", True):  # Django renders a view's response, not a middleware's
-            response = yield Step(response.render, sync_to_async(response.render), ())
+        for earlier in visit.decisions:
+            if earlier.allowed:
+                yield from self._give_back(earlier)
+        response = yield from self._refuse(mine)
         responses.add_refusal_headers(response, mine)
-        self._add_headers(response)
+        self.add_headers(response)
         return response
-
-    def _applies(self) -> bool:
-        methods = self.gate.methods
-        return conf.config().enabled and (methods is None or self.request.method in methods)
 
     def _ask(self) -> Steps:
         """Ask what was not asked yet; the names of this gate's policies."""
-        gate, request = self.gate, self.request
-        policies = [conf.config().policy(each) if isinstance(each, str) else each for each in gate.policies]
-        if any(map(needs_user, policies)) or callable(gate.cost):
-            yield Step(_leave_user, _load_user, (request,))
-        if callable(gate.cost) or any(asks_the_site(policy) for policy in policies):
+        gate, request, outcomes = self.gate, self.request, self.visit.outcomes
+        asked = gate.asked(self.config)
+        if asked.needs_user and _is_user_unknown(request):
+            yield _leave_user, _load_user, (request,), {}
+        question: tuple[Requester, Sequence[Policy], int]
+        if asked.asks_the_site:
             # The site's own functions may ask the database, which async code must leave to a thread.
-            question = yield Step(_question, _in_a_thread(_question), (gate, request, policies))
+            question = yield _question, _in_a_thread(_question), (gate, request, asked.policies), {}
         else:
-            question = _question(gate, request, policies)
+            question = Requester(request), asked.policies, _cost(gate, request)
         who, policies, cost = question
-        fresh = [policy for policy in policies if policy.name not in self.visit.outcomes]
+        fresh = [policy for policy in policies if policy.name not in outcomes] if outcomes else policies
         if fresh:
-            self.decision = yield Step(limiter.check, limiter.acheck, (who, fresh), {"cost": cost})
+            # One policy is asked about by the identity as it is counted, which is the quickest to be looked up.
+            whom = (Id(identify(who, fresh[0])), fresh[0]) if len(fresh) == 1 else (who, fresh)
+            self.decision = yield limiter.check, limiter.acheck, whom, {"cost": cost}
             yield from self._record(self.decision, cost)
         return {policy.name for policy in policies}
 
-    def after(self, response: HttpResponseBase) -> Steps:
-        if not isinstance(response, HttpResponseBase):
-            return  # Django tells the view's author
-        if self.decision is not None and self.gate.charge_when is not None and not self.gate.charge_when(response):
-            yield from self._give_back(self.decision)
-        self._add_headers(response)
+    def _refuse(self, decision: Decision) -> Steps:
+        request, respond = self.request, self.gate.response or self.config.response or responses.refusal
+        if respond is responses.refusal and not responses.is_page(request):
+            return responses.refusal(request, decision)
+        response = yield *_both(respond), (request, decision), {}
+        if not getattr(response, "is_rendered", True):  # Django renders a view's response, not a middleware's
+            response = yield response.render, sync_to_async(response.render), (), {}
+        return response
 
-    def failed(self) -> Steps:
-        """The view raised: it counts as charged, unless the gate says otherwise."""
-        if self.decision is not None and not self.gate.charge_on_error:
+    def is_free(self, response: HttpResponseBase) -> bool:
+        charge_when = self.gate.charge_when
+        if charge_when is None or self.decision is None or not isinstance(response, HttpResponseBase):
+            return False
+        return not charge_when(response)
+
+    def give_back(self) -> Steps:
+        if self.decision is not None:
             yield from self._give_back(self.decision)
 
     def _give_back(self, decision: Decision) -> Steps:
-        if (yield Step(_refund, _arefund, (decision,))):
+        if (yield _refund, _arefund, (decision,), {}):
             self.visit.given_back(decision)
             _annotate(self.request, self.visit.decision())
 
@@ -230,12 +268,20 @@ class Passage:
         stats.note(decision, self.request.method or "", self.request.path)
         refused = [each for each in decision.outcomes if not each.allowed and not undecided(each)]
         if refused:
-            _log(self.request, strictest(refused), self.gate.block)
-            facts = {"request": self.request, "decision": decision}
-            yield Step(signals.tell, signals.atell, (signals.rate_limited,), facts)
+            _log(self.request, refused, self.gate.block)
+            if signals.rate_limited.receivers:
+                facts = {"request": self.request, "decision": decision}
+                yield signals.tell, signals.atell, (signals.rate_limited,), facts
 
-    def _add_headers(self, response: HttpResponseBase) -> None:
-        responses.add_headers(response, self.visit.decision())
+    def add_headers(self, response: HttpResponseBase) -> None:
+        if isinstance(response, HttpResponseBase):  # else Django tells the view's author
+            responses.add_headers(response, self.visit.decision())
+
+
+def _is_user_unknown(request: HttpRequest) -> bool:
+    """Whether `request.user` is still to be found out, which only the session's can be without being read."""
+    user = getattr(request, "user", None)
+    return isinstance(user, SimpleLazyObject) and user._wrapped is empty and hasattr(request, "auser")
 
 
 def _leave_user(request: HttpRequest) -> None:
@@ -244,12 +290,10 @@ def _leave_user(request: HttpRequest) -> None:
 
 async def _load_user(request: HttpRequest) -> None:
     """Async code must not reach the database through a `request.user` that is still to be found out."""
-    user = getattr(request, "user", None)
-    if isinstance(user, SimpleLazyObject) and user._wrapped is empty and hasattr(request, "auser"):
-        request.user = await request.auser()
+    request.user = await request.auser()
 
 
-def _question(gate: Gate, request: HttpRequest, policies: list[Policy]) -> tuple[Requester, list[Policy], int]:
+def _question(gate: Gate, request: HttpRequest, policies: Sequence[Policy]) -> tuple[Requester, Sequence[Policy], int]:
     """Who asks, under which policies, at what cost; whatever the site's functions have to say is said here."""
     who = Requester(request)
     resolved = [found for policy in policies if (found := _resolved(policy, request))]
@@ -317,12 +361,12 @@ def _in_a_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     return run
 
 
-_OUR_REFUSAL = _both(responses.refusal)
-
-
-def _log(request: HttpRequest, outcome: Outcome, block: bool) -> None:
+def _log(request: HttpRequest, refused: list[Outcome], block: bool) -> None:
+    if not log.has_room(logging.WARNING):
+        return
+    outcome = strictest(refused)
     what = "refused" if block else "over the limit"
-    log.warning(
+    log.logger.warning(
         "%s policy=%s identity=%s count=%d/%d retry_after=%.3f %s %s",
         "would be refused" if outcome.policy.shadow else what,
         outcome.policy,

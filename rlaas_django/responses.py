@@ -7,13 +7,14 @@ import math
 from functools import lru_cache
 from typing import Any
 
+from django.core.signals import setting_changed
+from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
-from django.utils.cache import patch_vary_headers
+from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from . import conf
 from .policy import Decision, Outcome, strictest
@@ -26,15 +27,22 @@ MEDIA_TYPES = (PROBLEM_JSON, "application/json", "text/html", "text/plain")
 
 def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
     """429, or 503 when a limit could not be looked up, in the form that the client prefers."""
-    preferred = _preferred(request.headers.get("Accept", "*/*"))
+    preferred = _preferred_by(request)
     if preferred in (PROBLEM_JSON, "application/json"):
-        response: HttpResponse = _problem(decision)
-    elif preferred == "text/html":
-        response = _page(request, decision)
-    else:
-        response = _text(decision)
-    patch_vary_headers(response, ["Accept"])
-    return response
+        return _problem(decision)
+    if preferred == "text/html":
+        return _page(request, decision)
+    return _text(decision)
+
+
+def is_page(request: HttpRequest) -> bool:
+    """Whether a refusal would be rendered by a template, which may ask the database."""
+    return _preferred_by(request) == "text/html"
+
+
+def _preferred_by(request: HttpRequest) -> str | None:
+    # Not by way of `request.headers`, which reads every header there is.
+    return _preferred(request.META.get("HTTP_ACCEPT", "*/*"))
 
 
 @lru_cache(maxsize=256)
@@ -50,8 +58,8 @@ def _preferred(accept: str) -> str | None:
 
 def add_refusal_headers(response: HttpResponseBase, decision: Decision) -> None:
     """What goes with a refusal, also with the site's own response, if it is one."""
-    if response.status_code in (429, 503) and not math.isinf(decision.retry_after):
-        response.headers["Retry-After"] = str(whole_seconds(decision.retry_after))
+    if response.status_code in (429, 503) and (wait := _wait(decision)) is not None:
+        response.headers["Retry-After"] = str(wait)
     response.headers.setdefault("Cache-Control", "no-store")
 
 
@@ -62,15 +70,15 @@ def add_headers(response: HttpResponseBase, decision: Decision | None) -> None:
     enforced = [outcome for outcome in decision.outcomes if not outcome.policy.shadow and _counted(outcome)]
     if not enforced:
         return
-    tightest = strictest(enforced)
-    families = conf.config().headers
+    families, headers = conf.config().headers, response.headers
     if "RateLimit" in families:
-        response.headers["RateLimit-Policy"] = ", ".join(map(_policy_item, enforced))
-        response.headers["RateLimit"] = ", ".join(map(_usage_item, enforced))
+        headers["RateLimit-Policy"] = ", ".join([_policy_item(outcome) for outcome in enforced])
+        headers["RateLimit"] = ", ".join([_usage_item(outcome) for outcome in enforced])
     if "X-RateLimit" in families:
-        response.headers["X-RateLimit-Limit"] = str(tightest.limit)
-        response.headers["X-RateLimit-Remaining"] = str(tightest.remaining)
-        response.headers["X-RateLimit-Reset"] = str(math.ceil(tightest.reset_after))
+        tightest = enforced[0] if len(enforced) == 1 else strictest(enforced)
+        headers["X-RateLimit-Limit"] = str(tightest.limit)
+        headers["X-RateLimit-Remaining"] = str(tightest.remaining)
+        headers["X-RateLimit-Reset"] = str(math.ceil(tightest.reset_after))
 
 
 def _counted(outcome: Outcome) -> bool:
@@ -104,31 +112,55 @@ def _status(decision: Decision) -> int:
     return 503 if decision.unavailable else 429
 
 
-def _violated(decision: Decision) -> list[str]:
-    return [str(outcome.policy) for outcome in decision.outcomes if not (outcome.allowed or outcome.policy.shadow)]
+def _wait(decision: Decision) -> int | None:
+    """Whole seconds; None: waiting does not help."""
+    wait = decision.retry_after
+    return None if wait == math.inf else whole_seconds(wait)
 
 
 def title(decision: Decision) -> str:
-    return _("Service temporarily unavailable") if decision.unavailable else _("Too many requests")
+    return _title(decision.unavailable)
+
+
+def _title(unavailable: bool) -> str:
+    return _("Service temporarily unavailable") if unavailable else _("Too many requests")
 
 
 def detail(decision: Decision) -> str:
     """What a person needs to know."""
-    if math.isinf(decision.retry_after):
+    return _detail(_wait(decision))
+
+
+def _detail(wait: int | None) -> str:
+    if wait is None:
         return _("This request asks for more than its limit can ever give.")
-    wait = whole_seconds(decision.retry_after)
     return ngettext("Try again in %(wait)d second.", "Try again in %(wait)d seconds.", wait) % {"wait": wait}
 
 
 def _problem(decision: Decision) -> HttpResponse:
+    violated = tuple([each.policy.name for each in decision.outcomes if not (each.allowed or each.policy.shadow)])
+    unavailable = decision.unavailable
+    body = _problem_body(unavailable, _wait(decision), violated, get_language())
+    return _response(body, 503 if unavailable else 429, PROBLEM_JSON)
+
+
+# Who is refused over and over is told the same for a second, in words that take long to find and to write.
+@lru_cache(maxsize=1024)
+def _problem_body(unavailable: bool, wait: int | None, violated: tuple[str, ...], language: str | None) -> bytes:  # noqa: ARG001
     problem: dict[str, Any] = {
-        "type": PROBLEMS + ("temporary-reduced-capacity" if decision.unavailable else "quota-exceeded"),
-        "title": title(decision),
-        "status": _status(decision),
-        "detail": detail(decision),
-        "violated-policies": _violated(decision),
+        "type": PROBLEMS + ("temporary-reduced-capacity" if unavailable else "quota-exceeded"),
+        "title": _title(unavailable),
+        "status": 503 if unavailable else 429,
+        "detail": _detail(wait),
+        "violated-policies": violated,
     }
-    return HttpResponse(json.dumps(problem), status=_status(decision), content_type=PROBLEM_JSON)
+    return json.dumps(problem).encode()
+
+
+@receiver(setting_changed)
+def _forget(**_facts: object) -> None:
+    """A test may give a language other words."""
+    _problem_body.cache_clear()
 
 
 def _page(request: HttpRequest, decision: Decision) -> HttpResponse:
@@ -137,9 +169,13 @@ def _page(request: HttpRequest, decision: Decision) -> HttpResponse:
         page = render_to_string("rlaas_django/429.html", context, request)
     except (TemplateDoesNotExist, ImportError):  # a site without templates
         return _text(decision)
-    return HttpResponse(page, status=_status(decision))
+    return _response(page, _status(decision), None)
 
 
 def _text(decision: Decision) -> HttpResponse:
     text = f"{title(decision)}. {detail(decision)}\n"
-    return HttpResponse(text, status=_status(decision), content_type="text/plain; charset=utf-8")
+    return _response(text, _status(decision), "text/plain; charset=utf-8")
+
+
+def _response(content: str | bytes, status: int, content_type: str | None) -> HttpResponse:
+    return HttpResponse(content, status=status, content_type=content_type, headers={"Vary": "Accept"})

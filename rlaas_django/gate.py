@@ -31,6 +31,7 @@ class Asked(NamedTuple):
     policies: tuple[Policy, ...]
     needs_user: bool
     asks_the_site: bool
+    is_plain: bool  # none of both
 
 
 @dataclass(slots=True)
@@ -55,13 +56,9 @@ class Gate:
         asked = self._asked
         if asked is None or asked.config is not config:
             policies = tuple([config.policy(each) if isinstance(each, str) else each for each in self.policies])
-            about_cost = callable(self.cost)
-            asked = self._asked = Asked(
-                config,
-                policies,
-                about_cost or any(map(needs_user, policies)),
-                about_cost or any(map(asks_the_site, policies)),
-            )
+            site = callable(self.cost) or any(map(asks_the_site, policies))
+            user = site or any(map(needs_user, policies))
+            asked = self._asked = Asked(config, policies, user, site, not user)
         return asked
 
 
@@ -199,52 +196,56 @@ class Passage:
 
     def before(self) -> Steps:
         """Ask; the refusal, or None to go on."""
-        gate, visit = self.gate, self.visit
+        gate, request, visit = self.gate, self.request, self.visit
         names: Collection[str] = ()
-        if self.config.enabled and (gate.methods is None or self.request.method in gate.methods):
-            names = yield from self._ask()
+        if self.config.enabled and (gate.methods is None or request.method in gate.methods):
+            asked = gate.asked(self.config)
+            if asked.is_plain:
+                who, policies, cost = Requester(request), asked.policies, _cost(gate, request)
+            else:
+                who, policies, cost = yield from self._question(asked)
+            names = {policy.name for policy in policies}
+            fresh = [policy for policy in policies if policy.name not in visit.outcomes]
+            if fresh:
+                # One policy is asked about by the identity as it is counted, which is the quickest to be looked up.
+                whom = (Id(identify(who, fresh[0])), fresh[0]) if len(fresh) == 1 else (who, fresh)
+                self.decision = yield limiter.check, limiter.acheck, whom, {"cost": cost}
+                if self._record(self.decision, cost) and signals.rate_limited.receivers:
+                    facts = {"request": request, "decision": self.decision}
+                    yield signals.tell, signals.atell, (signals.rate_limited,), facts
         mine = visit.decision(names)
         if not visit.outcomes:
-            _annotate(self.request, limiter.unlimited())
+            _annotate(request, limiter.unlimited())
         if mine is None or mine.allowed or not gate.block:
             return None
         # A refused request costs nothing, so what gates before this one charged goes back.
         for earlier in visit.decisions:
             if earlier.allowed:
                 yield from self._give_back(earlier)
-        response = yield from self._refuse(mine)
-        responses.add_refusal_headers(response, mine)
-        self.add_headers(response)
+        respond = gate.response or self.config.response or responses.refusal
+        if respond is responses.refusal and not responses.is_page(request):
+            response: HttpResponseBase = responses.refusal(request, mine)
+        else:
+            response = yield from self._respond(respond, mine)
+        responses.add_headers(response, visit.decision())
         return response
 
-    def _ask(self) -> Steps:
-        """Ask what was not asked yet; the names of this gate's policies."""
-        gate, request, outcomes = self.gate, self.request, self.visit.outcomes
-        asked = gate.asked(self.config)
+    def _question(self, asked: Asked) -> Steps:
+        """Who asks, under which policies, at what cost, where the database may have to be asked about that."""
+        request = self.request
         if asked.needs_user and _is_user_unknown(request):
             yield _leave_user, _load_user, (request,), {}
-        question: tuple[Requester, Sequence[Policy], int]
-        if asked.asks_the_site:
-            # The site's own functions may ask the database, which async code must leave to a thread.
-            question = yield _question, _in_a_thread(_question), (gate, request, asked.policies), {}
-        else:
-            question = Requester(request), asked.policies, _cost(gate, request)
-        who, policies, cost = question
-        fresh = [policy for policy in policies if policy.name not in outcomes] if outcomes else policies
-        if fresh:
-            # One policy is asked about by the identity as it is counted, which is the quickest to be looked up.
-            whom = (Id(identify(who, fresh[0])), fresh[0]) if len(fresh) == 1 else (who, fresh)
-            self.decision = yield limiter.check, limiter.acheck, whom, {"cost": cost}
-            yield from self._record(self.decision, cost)
-        return {policy.name for policy in policies}
+        arguments = self.gate, request, asked.policies
+        if asked.asks_the_site:  # and async code must leave its functions to a thread
+            return (yield _question, _in_a_thread(_question), arguments, {})
+        return _question(*arguments)
 
-    def _refuse(self, decision: Decision) -> Steps:
-        request, respond = self.request, self.gate.response or self.config.response or responses.refusal
-        if respond is responses.refusal and not responses.is_page(request):
-            return responses.refusal(request, decision)
-        response = yield *_both(respond), (request, decision), {}
+    def _respond(self, respond: Respond, decision: Decision) -> Steps:
+        """A refusal by the site's own function, or of a template."""
+        response = yield *_both(respond), (self.request, decision), {}
         if not getattr(response, "is_rendered", True):  # Django renders a view's response, not a middleware's
             response = yield response.render, sync_to_async(response.render), (), {}
+        responses.add_refusal_headers(response, decision)
         return response
 
     def is_free(self, response: HttpResponseBase) -> bool:
@@ -262,16 +263,16 @@ class Passage:
             self.visit.given_back(decision)
             _annotate(self.request, self.visit.decision())
 
-    def _record(self, decision: Decision, cost: int) -> Steps:
-        self.visit.add(decision, cost)
-        _annotate(self.request, self.visit.decision())
-        stats.note(decision, self.request.method or "", self.request.path)
+    def _record(self, decision: Decision, cost: int) -> bool:
+        """Whether a policy refused, or a shadow would have."""
+        request, visit = self.request, self.visit
+        visit.add(decision, cost)
+        _annotate(request, visit.decision())
+        stats.note(decision, request.method or "", request.path)
         refused = [each for each in decision.outcomes if not each.allowed and not undecided(each)]
-        if refused:
-            _log(self.request, refused, self.gate.block)
-            if signals.rate_limited.receivers:
-                facts = {"request": self.request, "decision": decision}
-                yield signals.tell, signals.atell, (signals.rate_limited,), facts
+        if refused and log.has_room(logging.WARNING):
+            _log(request, strictest(refused), self.gate.block)
+        return bool(refused)
 
     def add_headers(self, response: HttpResponseBase) -> None:
         if isinstance(response, HttpResponseBase):  # else Django tells the view's author
@@ -361,10 +362,7 @@ def _in_a_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     return run
 
 
-def _log(request: HttpRequest, refused: list[Outcome], block: bool) -> None:
-    if not log.has_room(logging.WARNING):
-        return
-    outcome = strictest(refused)
+def _log(request: HttpRequest, outcome: Outcome, block: bool) -> None:
     what = "refused" if block else "over the limit"
     log.logger.warning(
         "%s policy=%s identity=%s count=%d/%d retry_after=%.3f %s %s",

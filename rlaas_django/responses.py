@@ -30,9 +30,9 @@ def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
     preferred = _preferred_by(request)
     if preferred in (PROBLEM_JSON, "application/json"):
         return _problem(decision)
-    if preferred == "text/html":
-        return _page(request, decision)
-    return _text(decision)
+    response = _page(request, decision) if preferred == "text/html" else _text(decision)
+    add_refusal_headers(response, decision)
+    return response
 
 
 def is_page(request: HttpRequest) -> bool:
@@ -138,15 +138,22 @@ def _detail(wait: int | None) -> str:
 
 
 def _problem(decision: Decision) -> HttpResponse:
-    violated = tuple([each.policy.name for each in decision.outcomes if not (each.allowed or each.policy.shadow)])
-    unavailable = decision.unavailable
-    body = _problem_body(unavailable, _wait(decision), violated, get_language())
-    return _response(body, 503 if unavailable else 429, PROBLEM_JSON)
+    refusing = [each for each in decision.outcomes if not (each.allowed or each.policy.shadow)]
+    unavailable = refusing[0].degraded and decision.unavailable
+    violated = tuple([each.policy.name for each in refusing])
+    body, headers = _problem_parts(unavailable, _wait(decision), violated, get_language())
+    return HttpResponse(body, status=503 if unavailable else 429, headers=headers)
 
 
 # Who is refused over and over is told the same for a second, in words that take long to find and to write.
 @lru_cache(maxsize=1024)
-def _problem_body(unavailable: bool, wait: int | None, violated: tuple[str, ...], language: str | None) -> bytes:  # noqa: ARG001
+def _problem_parts(
+    unavailable: bool,
+    wait: int | None,
+    violated: tuple[str, ...],
+    language: str | None,  # noqa: ARG001
+) -> tuple[bytes, dict[str, str]]:
+    """The body and the headers of a problem."""
     problem: dict[str, Any] = {
         "type": PROBLEMS + ("temporary-reduced-capacity" if unavailable else "quota-exceeded"),
         "title": _title(unavailable),
@@ -154,13 +161,18 @@ def _problem_body(unavailable: bool, wait: int | None, violated: tuple[str, ...]
         "detail": _detail(wait),
         "violated-policies": violated,
     }
-    return json.dumps(problem).encode()
+    body = json.dumps(problem).encode()
+    # With its length, so that the server need not send it in chunks, which would take longer.
+    headers = {"Content-Type": PROBLEM_JSON, "Content-Length": str(len(body)), "Vary": "Accept"}
+    if wait is not None:
+        headers["Retry-After"] = str(wait)
+    return body, {**headers, "Cache-Control": "no-store"}
 
 
 @receiver(setting_changed)
 def _forget(**_facts: object) -> None:
     """A test may give a language other words."""
-    _problem_body.cache_clear()
+    _problem_parts.cache_clear()
 
 
 def _page(request: HttpRequest, decision: Decision) -> HttpResponse:
@@ -169,13 +181,10 @@ def _page(request: HttpRequest, decision: Decision) -> HttpResponse:
         page = render_to_string("rlaas_django/429.html", context, request)
     except (TemplateDoesNotExist, ImportError):  # a site without templates
         return _text(decision)
-    return _response(page, _status(decision), None)
+    return HttpResponse(page, status=_status(decision), headers={"Vary": "Accept"})
 
 
 def _text(decision: Decision) -> HttpResponse:
     text = f"{title(decision)}. {detail(decision)}\n"
-    return _response(text, _status(decision), "text/plain; charset=utf-8")
-
-
-def _response(content: str | bytes, status: int, content_type: str | None) -> HttpResponse:
-    return HttpResponse(content, status=status, content_type=content_type, headers={"Vary": "Accept"})
+    headers = {"Content-Type": "text/plain; charset=utf-8", "Vary": "Accept"}
+    return HttpResponse(text, status=_status(decision), headers=headers)

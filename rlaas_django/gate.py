@@ -187,12 +187,13 @@ async def _ado(steps: Steps) -> Any:
 class Passage:
     """One request through one gate; what is sync and async alike."""
 
-    __slots__ = ("config", "decision", "gate", "request", "visit")
+    __slots__ = ("config", "decision", "gate", "left_out", "request", "visit")
 
     def __init__(self, gate: Gate, request: HttpRequest) -> None:
         self.gate, self.request, self.config = gate, request, conf.config()
         self.visit = visit_of(request)
         self.decision: Decision | None = None
+        self.left_out = False  # of the log, as there was no room for another line
 
     def before(self) -> Steps:
         """Ask; the refusal, or None to go on."""
@@ -222,12 +223,9 @@ class Passage:
         for earlier in visit.decisions:
             if earlier.allowed:
                 yield from self._give_back(earlier)
-        respond = gate.response or self.config.response or responses.refusal
-        if respond is responses.refusal and not responses.is_page(request):
-            response: HttpResponseBase = responses.refusal(request, mine)
-        else:
-            response = yield from self._respond(respond, mine)
-        responses.add_headers(response, visit.decision())
+        response: HttpResponseBase = yield from self._refuse(mine)
+        if (whole := visit.decision()) is not mine:
+            responses.add_headers(response, whole)
         return response
 
     def _question(self, asked: Asked) -> Steps:
@@ -240,12 +238,18 @@ class Passage:
             return (yield _question, _in_a_thread(_question), arguments, {})
         return _question(*arguments)
 
-    def _respond(self, respond: Respond, decision: Decision) -> Steps:
-        """A refusal by the site's own function, or of a template."""
-        response = yield *_both(respond), (self.request, decision), {}
+    def _refuse(self, decision: Decision) -> Steps:
+        request, respond = self.request, self.gate.response or self.config.response or responses.refusal
+        if respond is responses.refusal and not responses.is_page(request):
+            quick = responses.refusal(request, decision)
+            if self.left_out:
+                responses.leave_out_of_log(quick)
+            return quick
+        response = yield *_both(respond), (request, decision), {}
         if not getattr(response, "is_rendered", True):  # Django renders a view's response, not a middleware's
             response = yield response.render, sync_to_async(response.render), (), {}
         responses.add_refusal_headers(response, decision)
+        responses.add_headers(response, decision)
         return response
 
     def is_free(self, response: HttpResponseBase) -> bool:
@@ -270,9 +274,13 @@ class Passage:
         _annotate(request, visit.decision())
         stats.note(decision, request.method or "", request.path)
         refused = [each for each in decision.outcomes if not each.allowed and not undecided(each)]
-        if refused and log.has_room(logging.WARNING):
+        if not refused:
+            return False
+        if log.has_room(logging.WARNING):
             _log(request, strictest(refused), self.gate.block)
-        return bool(refused)
+        else:
+            self.left_out = log.logger.isEnabledFor(logging.WARNING)
+        return True
 
     def add_headers(self, response: HttpResponseBase) -> None:
         if isinstance(response, HttpResponseBase):  # else Django tells the view's author

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.core.signals import setting_changed
 from django.dispatch import receiver
@@ -26,12 +26,13 @@ MEDIA_TYPES = (PROBLEM_JSON, "application/json", "text/html", "text/plain")
 
 
 def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
-    """429, or 503 when a limit could not be looked up, in the form that the client prefers."""
+    """429, or 503 when a limit could not be looked up, in the form that the client prefers, with all its headers."""
     preferred = _preferred_by(request)
     if preferred in (PROBLEM_JSON, "application/json"):
         return _problem(decision)
     response = _page(request, decision) if preferred == "text/html" else _text(decision)
     add_refusal_headers(response, decision)
+    add_headers(response, decision)
     return response
 
 
@@ -61,6 +62,15 @@ def add_refusal_headers(response: HttpResponseBase, decision: Decision) -> None:
     if response.status_code in (429, 503) and (wait := _wait(decision)) is not None:
         response.headers["Retry-After"] = str(wait)
     response.headers.setdefault("Cache-Control", "no-store")
+
+
+def leave_out_of_log(response: HttpResponseBase) -> None:
+    """Where there was no room for a line of ours, Django is not to write one either.
+
+    It writes one about every response of 400 and more, under attack as many as there are requests, and takes longer
+    over it than all of a refusal does. That there was one already is all that keeps it from it; no setting does.
+    """
+    response._has_been_logged = True  # type: ignore[attr-defined]
 
 
 def add_headers(response: HttpResponseBase, decision: Decision | None) -> None:
@@ -119,60 +129,67 @@ def _wait(decision: Decision) -> int | None:
 
 
 def title(decision: Decision) -> str:
-    return _title(decision.unavailable)
-
-
-def _title(unavailable: bool) -> str:
-    return _("Service temporarily unavailable") if unavailable else _("Too many requests")
+    return _("Service temporarily unavailable") if decision.unavailable else _("Too many requests")
 
 
 def detail(decision: Decision) -> str:
     """What a person needs to know."""
-    return _detail(_wait(decision))
-
-
-def _detail(wait: int | None) -> str:
+    wait = _wait(decision)
     if wait is None:
         return _("This request asks for more than its limit can ever give.")
     return ngettext("Try again in %(wait)d second.", "Try again in %(wait)d seconds.", wait) % {"wait": wait}
 
 
+class _Problem(NamedTuple):
+    """A refusal in JSON, as it is told."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+
+# By all that they depend on. Who is refused over and over is told the same for a second, in words that take long to
+# find and to write.
+_problems: dict[Any, _Problem] = {}
+MOST_PROBLEMS = 1024
+
+
 def _problem(decision: Decision) -> HttpResponse:
-    refusing = [each for each in decision.outcomes if not (each.allowed or each.policy.shadow)]
-    unavailable = refusing[0].degraded and decision.unavailable
-    violated = tuple([each.policy.name for each in refusing])
-    body, headers = _problem_parts(unavailable, _wait(decision), violated, get_language())
-    return HttpResponse(body, status=503 if unavailable else 429, headers=headers)
+    figures = [
+        (each.policy, each.allowed, each.limit, each.remaining, math.ceil(each.reset_after), each.degraded)
+        for each in decision.outcomes
+    ]
+    key = (*figures, _wait(decision), conf.config().headers, get_language())
+    problem = _problems.get(key)
+    if problem is None:
+        if len(_problems) >= MOST_PROBLEMS:
+            _problems.clear()
+        problem = _problems[key] = _told(decision)
+    return HttpResponse(problem.body, status=problem.status, headers=problem.headers)
 
 
-# Who is refused over and over is told the same for a second, in words that take long to find and to write.
-@lru_cache(maxsize=1024)
-def _problem_parts(
-    unavailable: bool,
-    wait: int | None,
-    violated: tuple[str, ...],
-    language: str | None,  # noqa: ARG001
-) -> tuple[bytes, dict[str, str]]:
-    """The body and the headers of a problem."""
+def _told(decision: Decision) -> _Problem:
+    status, refusing = _status(decision), [each for each in decision.outcomes if not each.allowed]
     problem: dict[str, Any] = {
-        "type": PROBLEMS + ("temporary-reduced-capacity" if unavailable else "quota-exceeded"),
-        "title": _title(unavailable),
-        "status": 503 if unavailable else 429,
-        "detail": _detail(wait),
-        "violated-policies": violated,
+        "type": PROBLEMS + ("temporary-reduced-capacity" if decision.unavailable else "quota-exceeded"),
+        "title": title(decision),
+        "status": status,
+        "detail": detail(decision),
+        "violated-policies": [each.policy.name for each in refusing if not each.policy.shadow],
     }
     body = json.dumps(problem).encode()
     # With its length, so that the server need not send it in chunks, which would take longer.
-    headers = {"Content-Type": PROBLEM_JSON, "Content-Length": str(len(body)), "Vary": "Accept"}
-    if wait is not None:
-        headers["Retry-After"] = str(wait)
-    return body, {**headers, "Cache-Control": "no-store"}
+    length = {"Content-Length": str(len(body)), "Vary": "Accept"}
+    response = HttpResponse(status=status, content_type=PROBLEM_JSON, headers=length)
+    add_refusal_headers(response, decision)
+    add_headers(response, decision)
+    return _Problem(status, body, dict(response.items()))
 
 
 @receiver(setting_changed)
 def _forget(**_facts: object) -> None:
     """A test may give a language other words."""
-    _problem_parts.cache_clear()
+    _problems.clear()
 
 
 def _page(request: HttpRequest, decision: Decision) -> HttpResponse:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from django.core.signals import setting_changed
 from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse
-from django.http.response import HttpResponseBase
+from django.http.response import HttpResponseBase, ResponseHeaders
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
 from django.utils.translation import get_language, ngettext
@@ -140,12 +140,26 @@ def detail(decision: Decision) -> str:
     return ngettext("Try again in %(wait)d second.", "Try again in %(wait)d seconds.", wait) % {"wait": wait}
 
 
+class _Headers(ResponseHeaders):
+    """Headers as they were set and checked once, given to another response.
+
+    Django checks each header each time, and looks each up by its name to list them, which takes longer than the view.
+    `_store`, by name in lower case the name and the value, is Django's own; there is no other way to it.
+    """
+
+    def __init__(self, checked: ResponseHeaders) -> None:
+        self._store = {**checked._store}
+
+    def items(self) -> Any:
+        return self._store.values()
+
+
 class _Problem(NamedTuple):
     """A refusal in JSON, as it is told."""
 
     status: int
     body: bytes
-    headers: dict[str, str]
+    headers: ResponseHeaders
 
 
 # By all that they depend on. Who is refused over and over is told the same for a second, in words that take long to
@@ -165,7 +179,9 @@ def _problem(decision: Decision) -> HttpResponse:
         if len(_problems) >= MOST_PROBLEMS:
             _problems.clear()
         problem = _problems[key] = _told(decision)
-    return HttpResponse(problem.body, status=problem.status, headers=problem.headers)
+    response = HttpResponse(problem.body, status=problem.status, content_type=PROBLEM_JSON)
+    response.headers = _Headers(problem.headers)
+    return response
 
 
 def _told(decision: Decision) -> _Problem:
@@ -183,7 +199,7 @@ def _told(decision: Decision) -> _Problem:
     response = HttpResponse(status=status, content_type=PROBLEM_JSON, headers=length)
     add_refusal_headers(response, decision)
     add_headers(response, decision)
-    return _Problem(status, body, dict(response.items()))
+    return _Problem(status, body, response.headers)
 
 
 @receiver(setting_changed)

@@ -369,15 +369,29 @@ class Repeated(Decision):
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
         if not self._told:
-            self._told = tuple(map(self._aged, self._refusal.outcomes))
+            self._told = tuple([self._aged(*outcome) for outcome in self._refusal.outcomes])
         return self._told
 
-    def _aged(self, outcome: Outcome) -> Outcome:
-        retry_after = max(0.0, outcome.retry_after - self._age)
-        reset_after = max(0.0, outcome.reset_after - self._age)
-        # What is less than the window is what is left of it.
-        ttl = outcome.ttl if outcome.ttl == outcome.policy.window else math.ceil(reset_after)
-        return outcome._replace(retry_after=retry_after, reset_after=reset_after, ttl=ttl)
+    def _aged(
+        self,
+        policy: Policy,
+        identity: str,
+        allowed: bool,
+        limit: int,
+        current_count: int,
+        remaining: int,
+        retry_after: float,
+        reset_after: float,
+        ttl: int,
+        degraded: bool,
+    ) -> Outcome:
+        retry_after, reset_after = max(0.0, retry_after - self._age), max(0.0, reset_after - self._age)
+        if ttl != policy.window:  # what is less than the window is what is left of it
+            ttl = math.ceil(reset_after)
+        # As a whole, which takes half as long as `_replace`.
+        return Outcome(
+            policy, identity, allowed, limit, current_count, remaining, retry_after, reset_after, ttl, degraded
+        )
 
 
 def seconds(milliseconds: int) -> float:

@@ -223,7 +223,7 @@ class Passage:
         for earlier in visit.decisions:
             if earlier.allowed:
                 yield from self._give_back(earlier)
-        response: HttpResponseBase = yield from self._refuse(mine)
+        response = self._refusal(mine) or (yield from self._respond(mine))
         if (whole := visit.decision()) is not mine:
             responses.add_headers(response, whole)
         return response
@@ -238,14 +238,18 @@ class Passage:
             return (yield _question, _in_a_thread(_question), arguments, {})
         return _question(*arguments)
 
-    def _refuse(self, decision: Decision) -> Steps:
-        request, respond = self.request, self.gate.response or self.config.response or responses.refusal
-        if respond is responses.refusal and not responses.is_page(request):
-            quick = responses.refusal(request, decision)
-            if self.left_out:
-                responses.leave_out_of_log(quick)
-            return quick
-        response = yield *_both(respond), (request, decision), {}
+    def _refusal(self, decision: Decision) -> HttpResponseBase | None:
+        """Ours, unless the site has its own or a template is to render it: these may ask the database."""
+        if self.gate.response or self.config.response:
+            return None
+        response = responses.plain_refusal(self.request, decision)
+        if response is not None and self.left_out:
+            responses.leave_out_of_log(response)
+        return response
+
+    def _respond(self, decision: Decision) -> Steps:
+        respond = self.gate.response or self.config.response or responses.page
+        response = yield *_both(respond), (self.request, decision), {}
         if not getattr(response, "is_rendered", True):  # Django renders a view's response, not a middleware's
             response = yield response.render, sync_to_async(response.render), (), {}
         responses.add_refusal_headers(response, decision)

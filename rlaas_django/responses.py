@@ -25,25 +25,18 @@ PROBLEMS = "https://iana.org/assignments/http-problem-types#"
 MEDIA_TYPES = (PROBLEM_JSON, "application/json", "text/html", "text/plain")
 
 
-def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
-    """429, or 503 when a limit could not be looked up, in the form that the client prefers, with all its headers."""
-    preferred = _preferred_by(request)
+def plain_refusal(request: HttpRequest, decision: Decision) -> HttpResponse | None:
+    """429, or 503 when a limit could not be looked up, with all its headers; None if the client prefers a page."""
+    # Not by way of `request.headers`, which reads every header there is.
+    preferred = _preferred(request.META.get("HTTP_ACCEPT", "*/*"))
     if preferred in (PROBLEM_JSON, "application/json"):
         return _problem(decision)
-    response = _page(request, decision) if preferred == "text/html" else _text(decision)
+    if preferred == "text/html":
+        return None
+    response = _text(decision)
     add_refusal_headers(response, decision)
     add_headers(response, decision)
     return response
-
-
-def is_page(request: HttpRequest) -> bool:
-    """Whether a refusal would be rendered by a template, which may ask the database."""
-    return _preferred_by(request) == "text/html"
-
-
-def _preferred_by(request: HttpRequest) -> str | None:
-    # Not by way of `request.headers`, which reads every header there is.
-    return _preferred(request.META.get("HTTP_ACCEPT", "*/*"))
 
 
 @lru_cache(maxsize=256)
@@ -208,7 +201,7 @@ def _forget(**_facts: object) -> None:
     _problems.clear()
 
 
-def _page(request: HttpRequest, decision: Decision) -> HttpResponse:
+def page(request: HttpRequest, decision: Decision) -> HttpResponse:
     context = {"decision": decision, "title": title(decision), "detail": detail(decision), "status": _status(decision)}
     try:
         page = render_to_string("rlaas_django/429.html", context, request)

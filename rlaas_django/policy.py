@@ -293,6 +293,11 @@ class Decision:
         return self._outcomes
 
     @property
+    def origin(self) -> tuple[Decision, float]:
+        """The decision that was made, and how many seconds ago it was told first."""
+        return self, 0.0
+
+    @property
     def _strictest(self) -> Outcome:
         outcomes = self.outcomes
         return outcomes[0] if len(outcomes) == 1 else strictest(outcomes)
@@ -365,6 +370,10 @@ class Repeated(Decision):
     def __init__(self, refusal: Decision, age: float) -> None:
         self._refusal, self._age = refusal, age
         self._told: tuple[Outcome, ...] = ()
+
+    @property
+    def origin(self) -> tuple[Decision, float]:
+        return self._refusal, self._age
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:

@@ -19,7 +19,7 @@ from django.utils.functional import SimpleLazyObject, empty
 
 from . import backend, conf, limiter, log, refusals, responses, signals, stats
 from .identity import Id, Requester, asks_the_site, identify, needs_user
-from .policy import DEFAULT, Decision, Outcome, Policy, PolicyError, Rate, shown, strictest, undecided
+from .policy import DEFAULT, Decision, Outcome, Policy, PolicyError, Rate, Repeated, shown, strictest, undecided
 
 Respond = Callable[[HttpRequest, Decision], Any]
 
@@ -65,20 +65,25 @@ class Gate:
 class Visit:
     """What was decided about a request so far."""
 
-    __slots__ = ("costs", "decisions", "outcomes", "whole")
+    __slots__ = ("_outcomes", "_read", "charges", "whole")
 
     def __init__(self) -> None:
-        self.outcomes: dict[str, Outcome] = {}
-        self.decisions: list[Decision] = []
-        self.costs: dict[str, int] = {}
+        self.charges: list[tuple[Decision, int]] = []  # with the cost
         self.whole: Decision | None = None  # all of them as one, once somebody wanted it
+        self._outcomes: dict[str, Outcome] = {}
+        self._read = 0  # of so many charges
+
+    @property
+    def outcomes(self) -> dict[str, Outcome]:
+        """By the policies' names; of one decision alone nobody asks for them."""
+        for decision, _ in self.charges[self._read :]:
+            self._outcomes.update({outcome.policy.name: outcome for outcome in decision.outcomes})
+        self._read = len(self.charges)
+        return self._outcomes
 
     def add(self, decision: Decision, cost: int) -> None:
-        self.whole = None if self.outcomes else decision
-        self.decisions.append(decision)
-        for outcome in decision.outcomes:
-            self.outcomes[outcome.policy.name] = outcome
-            self.costs[outcome.policy.name] = cost
+        self.whole = None if self.charges else decision
+        self.charges.append((decision, cost))
 
     def decision(self, names: Collection[str] | None = None) -> Decision | None:
         """As one decision: of these policies, or of all."""
@@ -88,12 +93,11 @@ class Visit:
             self.whole = _as_one(self.outcomes.values())
         return self.whole
 
-    def given_back(self, decision: Decision) -> None:
+    def given_back(self, decision: Decision, cost: int) -> None:
         """The figures that a client is told after a refund."""
         for outcome in decision.outcomes:
-            name = outcome.policy.name
-            restored = min(outcome.limit, outcome.remaining + self.costs[name]) if outcome.allowed else 0
-            self.outcomes[name] = outcome._replace(remaining=max(outcome.remaining, restored))
+            restored = min(outcome.limit, outcome.remaining + cost) if outcome.allowed else 0
+            self.outcomes[outcome.policy.name] = outcome._replace(remaining=max(outcome.remaining, restored))
         self.whole = None
 
 
@@ -198,15 +202,14 @@ class Passage:
     def before(self) -> Steps:
         """Ask; the refusal, or None to go on."""
         gate, request, visit = self.gate, self.request, self.visit
-        names: Collection[str] = ()
+        mine = None
         if self.config.enabled and (gate.methods is None or request.method in gate.methods):
             asked = gate.asked(self.config)
             if asked.is_plain:
                 who, policies, cost = Requester(request), asked.policies, _cost(gate, request)
             else:
                 who, policies, cost = yield from self._question(asked)
-            names = {policy.name for policy in policies}
-            fresh = [policy for policy in policies if policy.name not in visit.outcomes]
+            fresh = self._fresh(policies)
             if fresh:
                 # One policy is asked about by the identity as it is counted, which is the quickest to be looked up.
                 whom = (Id(identify(who, fresh[0])), fresh[0]) if len(fresh) == 1 else (who, fresh)
@@ -214,19 +217,25 @@ class Passage:
                 if self._record(self.decision, cost) and signals.rate_limited.receivers:
                     facts = {"request": request, "decision": self.decision}
                     yield signals.tell, signals.atell, (signals.rate_limited,), facts
-        mine = visit.decision(names)
-        if not visit.outcomes:
+            alone = self.decision is not None and len(visit.charges) == 1
+            mine = self.decision if alone else visit.decision({policy.name for policy in policies})
+        if not visit.charges:
             _annotate(request, limiter.unlimited())
         if mine is None or mine.allowed or not gate.block:
             return None
         # A refused request costs nothing, so what gates before this one charged goes back.
-        for earlier in visit.decisions:
-            if earlier.allowed:
-                yield from self._give_back(earlier)
+        for earlier, price in visit.charges:
+            yield from self._give_back(earlier, price)
         response = self._refusal(mine) or (yield from self._respond(mine))
         if (whole := visit.decision()) is not mine:
             responses.add_headers(response, whole)
         return response
+
+    def _fresh(self, policies: Sequence[Policy]) -> Sequence[Policy]:
+        """Those that were not asked about yet."""
+        if not self.visit.charges:
+            return policies
+        return [policy for policy in policies if policy.name not in self.visit.outcomes]
 
     def _question(self, asked: Asked) -> Steps:
         """Who asks, under which policies, at what cost, where the database may have to be asked about that."""
@@ -263,12 +272,13 @@ class Passage:
         return not charge_when(response)
 
     def give_back(self) -> Steps:
-        if self.decision is not None:
-            yield from self._give_back(self.decision)
+        for decision, cost in self.visit.charges:
+            if decision is self.decision:
+                yield from self._give_back(decision, cost)
 
-    def _give_back(self, decision: Decision) -> Steps:
-        if (yield _refund, _arefund, (decision,), {}):
-            self.visit.given_back(decision)
+    def _give_back(self, decision: Decision, cost: int) -> Steps:
+        if decision.allowed and (yield _refund, _arefund, (decision,), {}):
+            self.visit.given_back(decision, cost)
             _annotate(self.request, self.visit.decision())
 
     def _record(self, decision: Decision, cost: int) -> bool:
@@ -277,11 +287,10 @@ class Passage:
         visit.add(decision, cost)
         _annotate(request, visit.decision())
         stats.note(decision, request.method or "", request.path)
-        refused = [each for each in decision.outcomes if not each.allowed and not undecided(each)]
-        if not refused:
+        if not (isinstance(decision, Repeated) or _refused(decision)):
             return False
         if log.has_room(logging.WARNING):
-            _log(request, strictest(refused), self.gate.block)
+            _log(request, strictest(_refused(decision)), self.gate.block)
         else:
             self.left_out = log.logger.isEnabledFor(logging.WARNING)
         return True
@@ -289,6 +298,10 @@ class Passage:
     def add_headers(self, response: HttpResponseBase) -> None:
         if isinstance(response, HttpResponseBase):  # else Django tells the view's author
             responses.add_headers(response, self.visit.decision())
+
+
+def _refused(decision: Decision) -> list[Outcome]:
+    return [each for each in decision.outcomes if not each.allowed and not undecided(each)]
 
 
 def _is_user_unknown(request: HttpRequest) -> bool:

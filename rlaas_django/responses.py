@@ -162,11 +162,13 @@ MOST_PROBLEMS = 1024
 
 
 def _problem(decision: Decision) -> HttpResponse:
+    origin, age = decision.origin
     figures = [
-        (each.policy, each.allowed, each.limit, each.remaining, math.ceil(each.reset_after), each.degraded)
-        for each in decision.outcomes
+        (each.policy, each.allowed, each.limit, each.remaining, math.ceil(each.reset_after - age), each.degraded)
+        for each in origin.outcomes
     ]
-    key = (*figures, _wait(decision), conf.config().headers, get_language())
+    wait = origin.retry_after - age
+    key = (*figures, wait if wait == math.inf else math.ceil(wait), conf.config().headers, get_language())
     problem = _problems.get(key)
     if problem is None:
         if len(_problems) >= MOST_PROBLEMS:

@@ -31,7 +31,6 @@ class Asked(NamedTuple):
     policies: tuple[Policy, ...]
     needs_user: bool
     asks_the_site: bool
-    is_plain: bool  # none of both
 
 
 @dataclass(slots=True)
@@ -58,7 +57,7 @@ class Gate:
             policies = tuple([config.policy(each) if isinstance(each, str) else each for each in self.policies])
             site = callable(self.cost) or any(map(asks_the_site, policies))
             user = site or any(map(needs_user, policies))
-            asked = self._asked = Asked(config, policies, user, site, not user)
+            asked = self._asked = Asked(config, policies, user, site)
         return asked
 
 
@@ -202,13 +201,13 @@ class Passage:
     def before(self) -> Steps:
         """Ask; the refusal, or None to go on."""
         gate, request, visit = self.gate, self.request, self.visit
-        mine = None
+        mine, alone = None, False
         if self.config.enabled and (gate.methods is None or request.method in gate.methods):
             asked = gate.asked(self.config)
-            if asked.is_plain:
-                who, policies, cost = Requester(request), asked.policies, _cost(gate, request)
-            else:
+            if asked.needs_user and (asked.asks_the_site or _is_user_unknown(request)):
                 who, policies, cost = yield from self._question(asked)
+            else:
+                who, policies, cost = Requester(request), asked.policies, _cost(gate, request)
             fresh = self._fresh(policies)
             if fresh:
                 # One policy is asked about by the identity as it is counted, which is the quickest to be looked up.
@@ -223,12 +222,13 @@ class Passage:
             _annotate(request, limiter.unlimited())
         if mine is None or mine.allowed or not gate.block:
             return None
-        # A refused request costs nothing, so what gates before this one charged goes back.
-        for earlier, price in visit.charges:
-            yield from self._give_back(earlier, price)
+        if not alone:
+            # A refused request costs nothing, so what gates before this one charged goes back.
+            for earlier, price in visit.charges:
+                yield from self._give_back(earlier, price)
         response = self._refusal(mine) or (yield from self._respond(mine))
-        if (whole := visit.decision()) is not mine:
-            responses.add_headers(response, whole)
+        if not alone:
+            responses.add_headers(response, visit.decision())
         return response
 
     def _fresh(self, policies: Sequence[Policy]) -> Sequence[Policy]:
@@ -240,7 +240,7 @@ class Passage:
     def _question(self, asked: Asked) -> Steps:
         """Who asks, under which policies, at what cost, where the database may have to be asked about that."""
         request = self.request
-        if asked.needs_user and _is_user_unknown(request):
+        if _is_user_unknown(request):
             yield _leave_user, _load_user, (request,), {}
         arguments = self.gate, request, asked.policies
         if asked.asks_the_site:  # and async code must leave its functions to a thread

@@ -257,10 +257,12 @@ class Passage:
         return response
 
     def _respond(self, decision: Decision) -> Steps:
-        respond = self.gate.response or self.config.response or responses.page
-        response = yield *_both(respond), (self.request, decision), {}
+        own = self.gate.response or self.config.response
+        response = yield *(_both(own) if own else _PAGE), (self.request, decision), {}
         if not getattr(response, "is_rendered", True):  # Django renders a view's response, not a middleware's
             response = yield response.render, sync_to_async(response.render), (), {}
+        if self.left_out and not own:
+            responses.leave_out_of_log(response)
         responses.add_refusal_headers(response, decision)
         responses.add_headers(response, decision)
         return response
@@ -287,7 +289,7 @@ class Passage:
         visit.add(decision, cost)
         _annotate(request, visit.decision())
         stats.note(decision, request.method or "", request.path)
-        if not (isinstance(decision, Repeated) or _refused(decision)):
+        if not (isinstance(decision, Repeated) or _refused(decision)):  # the one is a refusal by a limit, always
             return False
         if log.has_room(logging.WARNING):
             _log(request, strictest(_refused(decision)), self.gate.block)
@@ -385,6 +387,9 @@ def _in_a_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
             raise RuntimeError(f"{function!r} raised StopIteration.") from error
 
     return run
+
+
+_PAGE = _both(responses.page)
 
 
 def _log(request: HttpRequest, outcome: Outcome, block: bool) -> None:

@@ -63,7 +63,8 @@ def leave_out_of_log(response: HttpResponseBase) -> None:
     It writes one about every response of 400 and more, under attack as many as there are requests, and takes longer
     over it than all of a refusal does. That there was one already is all that keeps it from it; no setting does.
     """
-    response._has_been_logged = True  # type: ignore[attr-defined]
+    if response.status_code == 429:  # a 503 is an error, which Django may mail
+        response._has_been_logged = True  # type: ignore[attr-defined]
 
 
 def add_headers(response: HttpResponseBase, decision: Decision | None) -> None:
@@ -206,10 +207,10 @@ def _forget(**_facts: object) -> None:
 def page(request: HttpRequest, decision: Decision) -> HttpResponse:
     context = {"decision": decision, "title": title(decision), "detail": detail(decision), "status": _status(decision)}
     try:
-        page = render_to_string("rlaas_django/429.html", context, request)
+        text = render_to_string("rlaas_django/429.html", context, request)
     except (TemplateDoesNotExist, ImportError):  # a site without templates
         return _text(decision)
-    return HttpResponse(page, status=_status(decision), headers={"Vary": "Accept"})
+    return HttpResponse(text, status=_status(decision), headers={"Vary": "Accept"})
 
 
 def _text(decision: Decision) -> HttpResponse:

@@ -179,15 +179,17 @@ def test_a_refusal_told_again_tells_the_settings_of_now(full, configure):
 @pytest.mark.parametrize(
     ("room", "level", "lines"), [(100, logging.INFO, 3), (1, logging.INFO, 1), (1, logging.ERROR, 3)]
 )
+@pytest.mark.parametrize("accept", [JSON, HTML, TEXT])
 def test_django_writes_a_line_about_a_refusal_unless_there_was_no_room_for_ours(
-    full, configure, caplog, monkeypatch, room, level, lines
+    full, configure, caplog, monkeypatch, accept, room, level, lines
 ):
     configure(LOG_LINES_PER_SECOND=room)
     caplog.set_level(level, logger="rlaas_django")
     caplog.handler.setLevel(logging.NOTSET)
     monkeypatch.setattr(log, "time", SimpleNamespace(monotonic=lambda: 5_000_000.0 + room + level))
     monkeypatch.setattr(log, "_left_out", 0)
-    full.statuses(3)
+    for _ in range(3):
+        refused(full, accept)
     assert len([record for record in caplog.records if record.name == "django.request"]) == lines
 
 

@@ -223,13 +223,13 @@ def _limited_function(view: View, gate: Gate) -> View:
 
         @functools.wraps(view)
         async def limited(*args: Any, **kwargs: Any) -> Any:
-            return await aenter(gate, _request(args, kwargs), functools.partial(view, *args, **kwargs))
+            return await aenter(gate, _request(args, kwargs), view, *args, **kwargs)
     else:
         run: Any = aenter if _is_async_dispatch(view) else enter
 
         @functools.wraps(view)
         def limited(*args: Any, **kwargs: Any) -> Any:
-            return run(gate, _request(args, kwargs), functools.partial(view, *args, **kwargs))
+            return run(gate, _request(args, kwargs), view, *args, **kwargs)
 
     return limited
 
@@ -242,7 +242,7 @@ def _limited_class(view: type, gate: Gate) -> type:
     @functools.wraps(dispatch)
     def limited(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         run: Any = aenter if getattr(self, "view_is_async", False) else enter
-        return run(gate, request, functools.partial(dispatch, self, request, *args, **kwargs))
+        return run(gate, request, dispatch, self, request, *args, **kwargs)
 
     view.dispatch = limited  # type: ignore[attr-defined]
     return view
@@ -250,7 +250,9 @@ def _limited_class(view: type, gate: Gate) -> type:
 
 def _request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest:
     """The request among a view's arguments, or a method's."""
-    for each in (*args[:2], kwargs.get("request")):
+    for each in args[:2]:
         if hasattr(each, "META"):
             return each  # type: ignore[no-any-return]
+    if hasattr(request := kwargs.get("request"), "META"):
+        return request  # type: ignore[return-value]
     raise TypeError("@rate_limit is for views: there is no request among the arguments.")

@@ -77,7 +77,7 @@ def identify(identity: Identity, policy: Policy) -> str:
         return identity
     if kind == "global":
         return kind
-    if not isinstance(identity, Mapping):
+    if not isinstance(identity, (Requester, Mapping)):  # the one is told quickly, and nearly always it
         return _named("user" if kind == "user_or_ip" else kind, identity)
     if kind == "user_or_ip":
         kind = "user"
@@ -116,8 +116,8 @@ def _named(kind: str, name: object) -> str:
     if kind == "user":
         return "%67lobal" if text == "global" else encode(text)
     if kind == "ip":
-        text = address(text)
-    elif kind in ("token", "header"):
+        return _address_identity(text, conf.config().ipv6_prefix)
+    if kind in ("token", "header"):
         text = digest(text)  # a credential, or likely one
     return f"{kind}={encode(text)}"
 
@@ -146,6 +146,10 @@ def address(text: str) -> str:
 
 # Addresses come again and again, and to read one takes ten times as long as to look it up.
 @lru_cache(maxsize=4096)
+def _address_identity(text: str, ipv6_prefix: int) -> str:
+    return f"ip={encode(_counted_address(text, ipv6_prefix))}"
+
+
 def _counted_address(text: str, ipv6_prefix: int) -> str:
     parsed = parse_address(text)
     if isinstance(parsed, ipaddress.IPv6Address):
@@ -182,12 +186,12 @@ class Requester(Mapping[Any, Any]):
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Not by way of `[]`, whose KeyError could be one of the site's own function."""
+        if key == "ip":  # what is asked for most, and what others count by who have no name of their kind
+            return client_address(self.request)
         kind, _, argument = key.partition(":") if isinstance(key, str) else ("key", "", "")
         match kind:
             case "user":
                 return _user(self.request)
-            case "ip":
-                return client_address(self.request)
             case "token":
                 return _credential(self.request.headers.get("Authorization", ""))
             case "header" if argument:
@@ -264,8 +268,8 @@ def _credential(header: str) -> str:
 def client_address(request: HttpRequest) -> str:
     """The address of who is asking. A proxy is believed only if TRUSTED_PROXIES says so, and nothing further left
     than the first address, from the right, that is not a trusted proxy's."""
-    peer = parse_address(request.META.get("REMOTE_ADDR") or "")
-    if _is_proxy(peer):
+    peer, text = _peer(request.META.get("REMOTE_ADDR") or "")
+    if conf.config().proxies and _is_proxy(peer):
         # The header that the proxy writes. The other one may be the client's own, and says nothing.
         header = next((name for name in conf.config().proxy_headers if request.META.get(name)), None)
         if header is not None and (client := _hop(_chain(header, request.META[header]))):
@@ -276,8 +280,14 @@ def client_address(request: HttpRequest) -> str:
             "RATE_LIMITER['TRUSTED_PROXIES'] and have the proxy set X-Forwarded-For.",
             request.META.get("REMOTE_ADDR"),
         )
-        return "unknown"
-    return str(peer)
+    return text
+
+
+@lru_cache(maxsize=4096)
+def _peer(address: str) -> tuple[IPAddress | None, str]:
+    """The address that the server was asked from, also as it is written."""
+    peer = parse_address(address)
+    return peer, "unknown" if peer is None else str(peer)
 
 
 # A pair of a Forwarded header (RFC 7239) and what ends it. Possessive, so that no header takes long to read.

@@ -25,11 +25,13 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def warning(message: str, *args: Any) -> None:
-    _line(logging.WARNING, message, *args)
+    if has_room(logging.WARNING):
+        logger.warning(message, *args)
 
 
 def error(message: str, *args: Any) -> None:
-    _line(logging.ERROR, message, *args)
+    if has_room(logging.ERROR):
+        logger.error(message, *args)
 
 
 def escaped(text: str) -> str:
@@ -37,14 +39,14 @@ def escaped(text: str) -> str:
     return text[:200].encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
-def _line(level: int, message: str, *args: Any) -> None:
+def has_room(level: int) -> bool:
+    """Whether a line of this level may be written now; who is told so has taken the room of one."""
     if not logger.isEnabledFor(level):
-        return
+        return False
     write, left_out = _admit(int(time.monotonic()))
     if left_out:
         logger.warning("%d lines were left out: RATE_LIMITER['LOG_LINES_PER_SECOND'] was reached.", left_out)
-    if write:
-        logger.log(level, message, *args)
+    return write
 
 
 def _admit(second: int) -> tuple[bool, int]:

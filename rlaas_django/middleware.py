@@ -29,7 +29,7 @@ class RateLimitMiddleware:
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         run: Any = aenter if self.is_async else enter
-        return run(_gate(request), request, lambda: self.get_response(request))  # type: ignore[no-any-return]
+        return run(_gate(request), request, self.get_response, request)  # type: ignore[no-any-return]
 
 
 def _gate(request: HttpRequest) -> Gate:

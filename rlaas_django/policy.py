@@ -289,6 +289,11 @@ class Decision:
         self.outcomes = outcomes  # what each policy said
         self._strictest = outcomes[0] if len(outcomes) == 1 else strictest(outcomes)
 
+    @property
+    def origin(self) -> tuple[Decision, float]:
+        """The decision that was made, and how many seconds ago it was told first."""
+        return self, 0.0
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Decision):
             return NotImplemented
@@ -367,6 +372,10 @@ class Repeated(Decision):
             raise AttributeError(name)
         self.outcomes = tuple([_later(outcome, self._age) for outcome in self._refusal.outcomes])
         return self.outcomes
+
+    @property
+    def origin(self) -> tuple[Decision, float]:
+        return self._refusal, self._age
 
     @property
     def retry_after(self) -> float:

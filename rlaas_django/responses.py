@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
+from django.core.signals import setting_changed
+from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse
-from django.http.response import HttpResponseBase
+from django.http.response import HttpResponseBase, ResponseHeaders
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
-from django.utils.cache import patch_vary_headers
+from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from . import conf
 from .policy import Decision, Outcome, strictest
@@ -24,16 +25,17 @@ PROBLEMS = "https://iana.org/assignments/http-problem-types#"
 MEDIA_TYPES = (PROBLEM_JSON, "application/json", "text/html", "text/plain")
 
 
-def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
-    """429, or 503 when a limit could not be looked up, in the form that the client prefers."""
-    preferred = _preferred(request.headers.get("Accept", "*/*"))
+def plain_refusal(request: HttpRequest, decision: Decision) -> HttpResponse | None:
+    """429, or 503 when a limit could not be looked up, with all its headers; None if the client prefers a page."""
+    # Not by way of `request.headers`, which reads every header there is.
+    preferred = _preferred(request.META.get("HTTP_ACCEPT", "*/*"))
     if preferred in (PROBLEM_JSON, "application/json"):
-        response: HttpResponse = _problem(decision)
-    elif preferred == "text/html":
-        response = _page(request, decision)
-    else:
-        response = _text(decision)
-    patch_vary_headers(response, ["Accept"])
+        return _problem(decision)
+    if preferred == "text/html":
+        return None
+    response = _text(decision)
+    add_refusal_headers(response, decision)
+    add_headers(response, decision)
     return response
 
 
@@ -50,9 +52,19 @@ def _preferred(accept: str) -> str | None:
 
 def add_refusal_headers(response: HttpResponseBase, decision: Decision) -> None:
     """What goes with a refusal, also with the site's own response, if it is one."""
-    if response.status_code in (429, 503) and not math.isinf(decision.retry_after):
-        response.headers["Retry-After"] = str(whole_seconds(decision.retry_after))
+    if response.status_code in (429, 503) and (wait := _wait(decision)) is not None:
+        response.headers["Retry-After"] = str(wait)
     response.headers.setdefault("Cache-Control", "no-store")
+
+
+def leave_out_of_log(response: HttpResponseBase) -> None:
+    """Where there was no room for a line of ours, Django is not to write one either.
+
+    It writes one about every response of 400 and more, under attack as many as there are requests, and takes longer
+    over it than all of a refusal does. That there was one already is all that keeps it from it; no setting does.
+    """
+    if response.status_code == 429:  # a 503 is an error, which Django may mail
+        response._has_been_logged = True  # type: ignore[attr-defined]
 
 
 def add_headers(response: HttpResponseBase, decision: Decision | None) -> None:
@@ -62,15 +74,15 @@ def add_headers(response: HttpResponseBase, decision: Decision | None) -> None:
     enforced = [outcome for outcome in decision.outcomes if not outcome.policy.shadow and _counted(outcome)]
     if not enforced:
         return
-    tightest = strictest(enforced)
-    families = conf.config().headers
+    families, headers = conf.config().headers, response.headers
     if "RateLimit" in families:
-        response.headers["RateLimit-Policy"] = ", ".join(map(_policy_item, enforced))
-        response.headers["RateLimit"] = ", ".join(map(_usage_item, enforced))
+        headers["RateLimit-Policy"] = ", ".join([_policy_item(outcome) for outcome in enforced])
+        headers["RateLimit"] = ", ".join([_usage_item(outcome) for outcome in enforced])
     if "X-RateLimit" in families:
-        response.headers["X-RateLimit-Limit"] = str(tightest.limit)
-        response.headers["X-RateLimit-Remaining"] = str(tightest.remaining)
-        response.headers["X-RateLimit-Reset"] = str(math.ceil(tightest.reset_after))
+        tightest = enforced[0] if len(enforced) == 1 else strictest(enforced)
+        headers["X-RateLimit-Limit"] = str(tightest.limit)
+        headers["X-RateLimit-Remaining"] = str(tightest.remaining)
+        headers["X-RateLimit-Reset"] = str(math.ceil(tightest.reset_after))
 
 
 def _counted(outcome: Outcome) -> bool:
@@ -104,8 +116,10 @@ def _status(decision: Decision) -> int:
     return 503 if decision.unavailable else 429
 
 
-def _violated(decision: Decision) -> list[str]:
-    return [str(outcome.policy) for outcome in decision.outcomes if not (outcome.allowed or outcome.policy.shadow)]
+def _wait(decision: Decision) -> int | None:
+    """Whole seconds; None: waiting does not help."""
+    wait = decision.retry_after
+    return None if wait == math.inf else whole_seconds(wait)
 
 
 def title(decision: Decision) -> str:
@@ -114,32 +128,94 @@ def title(decision: Decision) -> str:
 
 def detail(decision: Decision) -> str:
     """What a person needs to know."""
-    if math.isinf(decision.retry_after):
+    wait = _wait(decision)
+    if wait is None:
         return _("This request asks for more than its limit can ever give.")
-    wait = whole_seconds(decision.retry_after)
     return ngettext("Try again in %(wait)d second.", "Try again in %(wait)d seconds.", wait) % {"wait": wait}
 
 
+class _Headers(ResponseHeaders):
+    """Headers as they were set and checked once, given to another response.
+
+    Django checks each header each time, and looks each up by its name to list them, which takes longer than the view.
+    `_store`, by name in lower case the name and the value, is Django's own, and no other way leads to it; a Django that
+    has none is given the headers one by one.
+    """
+
+    def __init__(self, checked: ResponseHeaders) -> None:
+        self._store = {**checked._store}
+
+    def items(self) -> Any:
+        return self._store.values()
+
+
+class _Problem(NamedTuple):
+    """A refusal in JSON, as it is told."""
+
+    status: int
+    body: bytes
+    headers: ResponseHeaders
+
+
+# By all that they depend on. Who is refused over and over is told the same for a second, in words that take long to
+# find and to write.
+_problems: dict[Any, _Problem] = {}
+MOST_PROBLEMS = 1024
+
+
 def _problem(decision: Decision) -> HttpResponse:
+    origin, age = decision.origin
+    figures = [
+        (each.policy, each.allowed, each.limit, each.remaining, math.ceil(each.reset_after - age), each.degraded)
+        for each in origin.outcomes
+    ]
+    wait = origin.retry_after - age
+    key = (*figures, wait if wait == math.inf else math.ceil(wait), conf.config().headers, get_language())
+    problem = _problems.get(key)
+    if problem is None:
+        if len(_problems) >= MOST_PROBLEMS:
+            _problems.clear()
+        problem = _problems[key] = _told(decision)
+    response = HttpResponse(problem.body, status=problem.status, content_type=PROBLEM_JSON)
+    headers = problem.headers
+    response.headers = _Headers(headers) if hasattr(headers, "_store") else ResponseHeaders(dict(headers.items()))
+    return response
+
+
+def _told(decision: Decision) -> _Problem:
+    status, refusing = _status(decision), [each for each in decision.outcomes if not each.allowed]
     problem: dict[str, Any] = {
         "type": PROBLEMS + ("temporary-reduced-capacity" if decision.unavailable else "quota-exceeded"),
         "title": title(decision),
-        "status": _status(decision),
+        "status": status,
         "detail": detail(decision),
-        "violated-policies": _violated(decision),
+        "violated-policies": [each.policy.name for each in refusing if not each.policy.shadow],
     }
-    return HttpResponse(json.dumps(problem), status=_status(decision), content_type=PROBLEM_JSON)
+    body = json.dumps(problem).encode()
+    # With its length, so that the server need not send it in chunks, which would take longer.
+    length = {"Content-Length": str(len(body)), "Vary": "Accept"}
+    response = HttpResponse(status=status, content_type=PROBLEM_JSON, headers=length)
+    add_refusal_headers(response, decision)
+    add_headers(response, decision)
+    return _Problem(status, body, response.headers)
 
 
-def _page(request: HttpRequest, decision: Decision) -> HttpResponse:
+@receiver(setting_changed)
+def _forget(**_facts: object) -> None:
+    """A test may give a language other words."""
+    _problems.clear()
+
+
+def page(request: HttpRequest, decision: Decision) -> HttpResponse:
     context = {"decision": decision, "title": title(decision), "detail": detail(decision), "status": _status(decision)}
     try:
-        page = render_to_string("rlaas_django/429.html", context, request)
+        text = render_to_string("rlaas_django/429.html", context, request)
     except (TemplateDoesNotExist, ImportError):  # a site without templates
         return _text(decision)
-    return HttpResponse(page, status=_status(decision))
+    return HttpResponse(text, status=_status(decision), headers={"Vary": "Accept"})
 
 
 def _text(decision: Decision) -> HttpResponse:
     text = f"{title(decision)}. {detail(decision)}\n"
-    return HttpResponse(text, status=_status(decision), content_type="text/plain; charset=utf-8")
+    headers = {"Content-Type": "text/plain; charset=utf-8", "Vary": "Accept"}
+    return HttpResponse(text, status=_status(decision), headers=headers)

@@ -16,7 +16,7 @@ import json
 import os
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -92,45 +92,59 @@ background.every_second(flush)
 
 
 class _Round:
-    """Notes of about a second, added up."""
+    """Notes of about a second, added up. Under attack there are thousands, which all take time from requests."""
 
     def __init__(self) -> None:
-        self.counts: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
-        self.refused: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
-        self.watched: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+        # By policy, then by minute and kind, by day and identity, by hour and identity.
+        self.counts: Counter[tuple[str, int, str]] = Counter()
+        self.refused: Counter[tuple[str, int, str]] = Counter()
+        self.watched: dict[tuple[str, int, str], float] = {}
         self.refusals: dict[str, list[str]] = defaultdict(list)
 
     def add(self, at: float, decision: Decision, method: str, path: str) -> None:
-        for outcome in decision.outcomes:
-            name = outcome.policy.name
-            minute = f"{int(at % DAY) // 60}:"
-            counts = self.counts[name, int(at) // DAY]
-            counts[minute + _kind(outcome)] += 1
-            if outcome.degraded and (outcome.allowed or undecided(outcome)):
+        second = int(at)
+        origin, age = decision.origin
+        for outcome in origin.outcomes:
+            name, kind = outcome.policy.name, _kind(outcome)
+            self.counts[name, second // 60, kind] += 1
+            if kind == DEGRADED:
                 continue
             if not outcome.allowed:
-                self.refused[name, int(at) // DAY][outcome.identity] += 1
+                self.refused[name, second // DAY, outcome.identity] += 1
                 if len(self.refusals[name]) < REFUSALS_PER_ROUND:
-                    self.refusals[name].append(_line(at, outcome, method, path))
+                    self.refusals[name].append(_line(at, outcome, age, method, path))
                 else:
-                    counts[minute + UNLOGGED] += 1
+                    self.counts[name, second // 60, UNLOGGED] += 1
             used = 100 * (outcome.limit - outcome.remaining) // outcome.limit
             if used >= WATCH_FROM:
                 # Of those as near their limit, who was seen last goes first.
                 level = used + (not outcome.allowed) + at % HOUR / HOUR
-                watched = self.watched[name, int(at) // HOUR]
-                watched[outcome.identity] = max(level, watched.get(outcome.identity, 0))
+                watched = name, second // HOUR, outcome.identity
+                self.watched[watched] = max(level, self.watched.get(watched, 0))
 
     def calls(self) -> Iterator[backend.Call]:
-        for (name, day), counts in self.counts.items():
-            yield _call("counts", stats_key(name, day), DAY + 7200, counts.items())
-        for (name, day), refused in self.refused.items():
-            yield _call("ranks", refused_key(name, day), DAY + 7200, refused.most_common(MOST_IDENTITIES))
-        for (name, hour), watched in self.watched.items():
-            strongest = sorted(watched.items(), key=lambda item: -item[1])[:MOST_IDENTITIES]
-            yield _call("levels", watch_key(name, hour), 3 * HOUR, [(who, f"{level:.7f}") for who, level in strongest])
+        counts: dict[tuple[str, int], list[tuple[str, int]]] = defaultdict(list)
+        for (name, minute, kind), number in self.counts.items():
+            counts[name, minute * 60 // DAY].append((f"{minute % (DAY // 60)}:{kind}", number))
+        for (name, day), fields in counts.items():
+            yield _call("counts", stats_key(name, day), DAY + 7200, fields)
+        for (name, day), refused in _strongest(self.refused):
+            yield _call("ranks", refused_key(name, day), DAY + 7200, refused)
+        for (name, hour), watched in _strongest(self.watched):
+            yield _call("levels", watch_key(name, hour), 3 * HOUR, [(who, f"{level:.7f}") for who, level in watched])
         for name, lines in self.refusals.items():
             yield backend.call(NOTE, (refusals_key(name),), (0, "lines", 7 * DAY, MOST_REFUSALS, *lines))
+
+
+def _strongest(
+    numbers: Mapping[tuple[str, int, str], float],
+) -> Iterable[tuple[tuple[str, int], list[tuple[str, Any]]]]:
+    """Per policy and time the identities with the most."""
+    by_time: dict[tuple[str, int], list[tuple[str, Any]]] = defaultdict(list)
+    for (name, when, who), number in numbers.items():
+        by_time[name, when].append((who, number))
+    for key, found in by_time.items():
+        yield key, sorted(found, key=lambda item: -item[1])[:MOST_IDENTITIES]
 
 
 def _call(what: str, key: str, ttl: int, pairs: Iterable[tuple[str, int | str]]) -> backend.Call:
@@ -145,7 +159,7 @@ def _kind(outcome: Outcome) -> str:
     return SHADOWED if outcome.policy.shadow else REFUSED
 
 
-def _line(at: float, outcome: Outcome, method: str, path: str) -> str:
+def _line(at: float, outcome: Outcome, age: float, method: str, path: str) -> str:
     never = outcome.retry_after == float("inf")
     refusal = Refusal(
         round(at, 3),
@@ -156,7 +170,7 @@ def _line(at: float, outcome: Outcome, method: str, path: str) -> str:
         outcome.current_count,
         outcome.limit,
         outcome.policy.window,
-        None if never else outcome.retry_after,
+        None if never else max(0.0, outcome.retry_after - age),
         outcome.policy.shadow,
     )
     return json.dumps(asdict(refusal))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 from django.http import HttpResponse, JsonResponse
 from django.test import RequestFactory
 from django.utils import translation
 
-from rlaas_django import Policy, rate_limit
+from rlaas_django import Policy, log, rate_limit, responses
 from rlaas_django.policy import FIXED_WINDOW, TOKEN_BUCKET
 from rlaas_django.responses import whole_seconds
 from tests.http import (
@@ -139,6 +141,58 @@ def test_the_problem_tells_which_policies_refused_and_how_long(site, clock):
     }
 
 
+# Told again
+
+
+def test_a_problem_says_how_long_it_is(full):
+    response = full.get()
+    assert response.headers["Content-Length"] == str(len(response.content))
+
+
+def test_a_refusal_told_again_is_a_response_of_its_own(full):
+    one, other = full.get(), full.get()
+    del one.headers["retry-after"]
+    one.headers["Vary"] = "Cookie"
+    one["X-Mine"] = "1"
+    for name, value in (("RETRY-AFTER", "3600"), ("vary", "Accept"), ("X-Mine", None)):
+        assert other.headers.get(name) == value
+        assert full.get().headers.get(name) == value
+    assert dict(other.items()) == {name: other.headers[name] for name in other.headers}
+
+
+def test_what_is_kept_to_be_told_again_is_bounded(site, clock, monkeypatch):
+    monkeypatch.setattr(responses, "MOST_PROBLEMS", 3)
+    site.serve(rate_limit("1/h", key="ip", group="g")(site.view(ok)))
+    site.get()
+    for _ in range(9):
+        clock.tick(60_000)
+        site.get()
+        assert len(responses._problems) <= 3
+
+
+def test_a_refusal_told_again_tells_the_settings_of_now(full, configure):
+    full.get()
+    configure(HEADERS=["RateLimit"])
+    assert "X-RateLimit-Limit" not in full.get().headers
+
+
+@pytest.mark.parametrize(
+    ("room", "level", "lines"), [(100, logging.INFO, 3), (1, logging.INFO, 1), (1, logging.ERROR, 3)]
+)
+@pytest.mark.parametrize("accept", [JSON, HTML, TEXT])
+def test_django_writes_a_line_about_a_refusal_unless_there_was_no_room_for_ours(
+    full, configure, caplog, monkeypatch, accept, room, level, lines
+):
+    configure(LOG_LINES_PER_SECOND=room)
+    caplog.set_level(level, logger="rlaas_django")
+    caplog.handler.setLevel(logging.NOTSET)
+    monkeypatch.setattr(log, "time", SimpleNamespace(monotonic=lambda: 5_000_000.0 + room + level))
+    monkeypatch.setattr(log, "_left_out", 0)
+    for _ in range(3):
+        refused(full, accept)
+    assert len([record for record in caplog.records if record.name == "django.request"]) == lines
+
+
 # Languages
 
 
@@ -158,6 +212,17 @@ def test_a_site_that_translates_chooses_the_language_by_itself(site, clock):
     assert_refusal(response, policies=["default", "g"], media_type=HTML)
     assert b'<html lang="de">' in response.content
     assert {"Accept", "Accept-Language"} <= {name.strip() for name in response.headers["Vary"].split(",")}
+
+
+def test_the_same_refusal_is_told_in_each_language(full):
+    def told(language):
+        with translation.override(language):
+            return refused(full, JSON).json()["title"]
+
+    titles = [told(language) for language in ("en", "de", "en", "de")]
+    assert titles[0] == "Too many requests"
+    assert titles[1] != titles[0]
+    assert titles[2:] == titles[:2]
 
 
 def test_a_site_without_translations(full, settings):

@@ -61,10 +61,11 @@ def known_parts() -> dict[str, Callable]:
     import django
 
     django.setup()
-    from . import accuracy, commands, cpu, decision, growth, in_flight, memory, panel, refusal, views
+    from . import accuracy, commands, cpu, decision, growth, in_flight, memory, panel, profile, refusal, views
 
     return {
         "decision": decision.decision,
+        "profile": profile.profile,
         "refusal": refusal.refusal,
         "async": in_flight.in_flight,
         "commands": commands.commands,

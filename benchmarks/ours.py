@@ -53,6 +53,16 @@ def build(algo: str, rates: Sequence[Rate]) -> Ask:
     return ask
 
 
+def build_bare(algo: str, rates: Sequence[Rate]) -> Ask:
+    """Of the figures, only whether it is allowed."""
+    policy = policies(algo, rates)
+
+    def ask(identity: str) -> Answer:
+        return (check(identity, policy).allowed,)
+
+    return ask
+
+
 def figures(decision: Decision) -> Answer:
     """What headers need; a figure that is worked out only when it is read has to be read here too."""
     if decision.degraded:

@@ -13,23 +13,30 @@ ASKED, REPEATED = 50, 1_000  # per round; what is repeated takes less than the s
 def refusal(effort: Effort) -> Findings:
     """Time of a refusal repeated from memory (`LOCAL_REFUSALS`), as a multiple of one asked of Redis"""
     rows = [
-        [contender.name, *_measure(contender.name, contender.build, effort(40, 8))] for contender in ours.CONTENDERS
+        [contender.name, *_measure(contender.name, algo, effort(40, 8))]
+        for contender, algo in zip(ours.CONTENDERS, ours.ALGORITHMS, strict=True)
     ]
-    goal = Goal("a refusal repeated from memory ÷ one asked of Redis", 0.02, True, rows[0][3], "1.0 (nobody does)")
-    columns = ("", "asked of Redis, µs", "from memory, µs", "ratio")
+    note = f"with each figure read: {rows[0][6]}"
+    goal = Goal(
+        "a refusal repeated from memory ÷ one asked of Redis", 0.02, True, rows[0][3], "1.0 (nobody does)", note
+    )
+    kinds = ("asked of Redis, µs", "from memory, µs", "ratio")
+    columns = ("", *kinds, *(f"{kind}, each figure read" for kind in kinds))
     return Findings([Table("A refusal from memory", columns, rows)], [goal])
 
 
-def _measure(name: str, build, number: int) -> tuple[Spread | Failed, ...]:
-    crowd = Crowd(build([Rate(5, DAY)]), 5, refused=True)
-    asked, repeated = [], []
-    for _ in rounds(number, f"refusal: {name}"):
-        crowd.ask(crowd.identity)  # after a change of settings, what is kept of them is made anew
-        asked.append(crowd.time(crowd.take(ASKED)))
-        with ours.local_refusals(on=True) as there:
-            if not there:
-                return (Failed("there is no LOCAL_REFUSALS yet"),) * 3
-            crowd.ask(crowd.identity)  # from here on it is remembered
-            repeated.append(crowd.time(crowd.take(REPEATED)))
-    micro = [Spread.of(each and each * 1e6 for each in times) for times in (asked, repeated)]
-    return *micro, ratios(repeated, asked)
+def _measure(name: str, algo: str, number: int) -> tuple[Spread | Failed, ...]:
+    """Of `check()` itself, and of `check()` and all the figures for headers."""
+    found: list[Spread | Failed] = []
+    for build in (ours.build_bare, ours.build):
+        crowd = Crowd(build(algo, [Rate(5, DAY)]), 5, refused=True)
+        asked, repeated = [], []
+        for _ in rounds(number, f"refusal: {name}"):
+            crowd.ask(crowd.identity)  # after a change of settings, what is kept of them is made anew
+            asked.append(crowd.time(crowd.take(ASKED)))
+            with ours.local_refusals(on=True):
+                crowd.ask(crowd.identity)  # from here on it is remembered
+                repeated.append(crowd.time(crowd.take(REPEATED)))
+        found += [Spread.of(each and each * 1e6 for each in times) for times in (asked, repeated)]
+        found.append(ratios(repeated, asked))
+    return tuple(found)

@@ -55,7 +55,7 @@ def views(effort: Effort) -> Findings:
     findings = Findings()
     entries = [entry for entry in ENTRIES if not (effort.quick and entry.variant)]
     for web in WEBS:
-        shares = _measure(web, entries, effort(25, 3), effort(100, 40))
+        shares = _measure(web, entries, effort(12, 3), effort(250, 120))
         findings.tables.append(_table(web, shares))
         if web.kind == "sync":
             findings.goals += _goals(shares)

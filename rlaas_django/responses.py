@@ -74,7 +74,7 @@ def add_headers(response: HttpResponseBase, decision: Decision | None) -> None:
     enforced = [outcome for outcome in decision.outcomes if not outcome.policy.shadow and _counted(outcome)]
     if not enforced:
         return
-    families, headers = conf.config().headers, response.headers
+    families, headers = conf.config().headers, {}
     if "RateLimit" in families:
         headers["RateLimit-Policy"] = ", ".join([_policy_item(outcome) for outcome in enforced])
         headers["RateLimit"] = ", ".join([_usage_item(outcome) for outcome in enforced])
@@ -83,6 +83,21 @@ def add_headers(response: HttpResponseBase, decision: Decision | None) -> None:
         headers["X-RateLimit-Limit"] = str(tightest.limit)
         headers["X-RateLimit-Remaining"] = str(tightest.remaining)
         headers["X-RateLimit-Reset"] = str(math.ceil(tightest.reset_after))
+    _set(response, headers)
+
+
+def _set(response: HttpResponseBase, headers: dict[str, str]) -> None:
+    """Set headers that need no check: names and whole numbers of ours.
+
+    Django checks each, which takes longer than all else that we do around a view. `_store`, by name in lower case the
+    name and the value, is Django's own, and no other way leads past it; a Django without it is given them one by one.
+    """
+    store = getattr(response.headers, "_store", None)
+    for name, value in headers.items():
+        if store is None:
+            response.headers[name] = value
+        else:
+            store[name.lower()] = name, value
 
 
 def _counted(outcome: Outcome) -> bool:
@@ -137,9 +152,7 @@ def detail(decision: Decision) -> str:
 class _Headers(ResponseHeaders):
     """Headers as they were set and checked once, given to another response.
 
-    Django checks each header each time, and looks each up by its name to list them, which takes longer than the view.
-    `_store`, by name in lower case the name and the value, is Django's own, and no other way leads to it; a Django that
-    has none is given the headers one by one.
+    Django also looks each up by its name to list them, which takes longer than the view. For `_store` see `_set`.
     """
 
     def __init__(self, checked: ResponseHeaders) -> None:

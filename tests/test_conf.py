@@ -130,7 +130,7 @@ def test_a_long_zset_log_is_warned_of_with_an_estimate(configure):
     ],
 )
 def test_a_cache_without_socket_timeout_is_warned_of(settings, backend, option):
-    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": "redis://127.0.0.1:1/15"}}
     (found,) = checks.check_settings()
     assert found.id == "rlaas_django.W001"
     assert option in found.hint

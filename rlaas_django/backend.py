@@ -79,7 +79,7 @@ def call(script: Script, keys: Sequence[str], args: Iterable[str | int]) -> Call
 
 def run(call: Runnable, *, patient: bool = False) -> Any:
     """Run a script where its keys are, and give its reply; UnavailableError when there is none."""
-    server = call.site.server(call.key)
+    server = call.site.master or call.site.server(call.key)
     if server is None or server.breaker.error is not None:
         return _carry_out(_dialogue(call.site, call.key, call, call.script), patient)
     try:
@@ -93,7 +93,7 @@ def run(call: Runnable, *, patient: bool = False) -> Any:
 
 async def arun(call: Runnable) -> Any:
     """As `run`, natively async."""
-    server = call.site.server(call.key)
+    server = call.site.master or call.site.server(call.key)
     if server is None or server.breaker.error is not None:
         return await _acarry_out(_dialogue(call.site, call.key, call, call.script))
     try:

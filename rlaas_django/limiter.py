@@ -38,24 +38,28 @@ def check(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Deci
     >>> check("alice", "search", cost=3)
     >>> check({"user": "42", "ip": "203.0.113.9"}, ["burst", Policy("site", "1000/m", key="ip")])
     """
-    if refusals.known and frozen is None and (told := _told_before(identity, policy, cost)) is not None:
-        return told
+    if refusals.known and frozen is None:
+        told = refusals.again(identity, policy, cost) or _told_of_several(identity, policy, cost)
+        if told is not None:
+            return told
     plan = _plan(identity, policy, cost)
     asked = time.monotonic()
     decision = _perform(plan)
-    if not decision.allowed:
+    if not decision.allowed and plan.set.remembers:
         _remember(identity, policy, plan, decision, asked)
     return decision
 
 
 async def acheck(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
     """As `check`, natively async."""
-    if refusals.known and frozen is None and (told := _told_before(identity, policy, cost)) is not None:
-        return told
+    if refusals.known and frozen is None:
+        told = refusals.again(identity, policy, cost) or _told_of_several(identity, policy, cost)
+        if told is not None:
+            return told
     plan = _plan(identity, policy, cost)
     asked = time.monotonic()
     decision = await _aperform(plan)
-    if not decision.allowed:
+    if not decision.allowed and plan.set.remembers:
         _remember(identity, policy, plan, decision, asked)
     return decision
 
@@ -119,36 +123,29 @@ async def arefund(decision: Decision) -> bool:
     return bool(await _ado(_refund(decision)))
 
 
-def _told_before(identity: Identity, policy: Policies, cost: int) -> Decision | None:
-    """A refusal that still holds."""
-    if type(cost) is not int:
+def _told_of_several(identity: Identity, policy: Policies, cost: int) -> Decision | None:
+    """A refusal that still holds, of a question that is not remembered as it was asked."""
+    if _is_plain(identity, policy):
         return None
-    kind = type(identity)
-    if (kind is str or kind is Id) and isinstance(policy, _SINGLE):  # as it was asked, before anything is made of it
-        return refusals.again((kind, identity, id(policy), cost), policy)
     asked = _policy_set(policy)
-    return refusals.again((asked, asked.identities(identity), cost), None)
+    return refusals.again(asked.identities(identity), asked, cost)
 
 
 def _remember(identity: Identity, policy: Policies, plan: Plan, decision: Decision, asked: float) -> None:
     if (
-        not conf.config().local_refusals
-        or frozen is not None
-        or not plan.set.in_one_call
-        or plan.set.may_change
+        frozen is not None
         or not refusals.refundable.isdisjoint(plan.set.names)
         or decision.degraded
         or not 0 < decision.retry_after < math.inf
     ):
         return
-    kind = type(identity)
-    if (kind is str or kind is Id) and isinstance(policy, _SINGLE):
-        refusals.remember((kind, identity, id(policy), plan.cost), policy, decision, asked, plan.set.names)
-    else:
-        refusals.remember((plan.set, plan.identities, plan.cost), None, decision, asked, plan.set.names)
+    who, what = (identity, policy) if _is_plain(identity, policy) else (plan.identities, plan.set)
+    refusals.remember(who, what, plan.cost, decision, asked, plan.set.names)
 
 
-_SINGLE = (Policy, str, type(None))
+def _is_plain(identity: Identity, policy: Policies) -> bool:
+    """Whether it is remembered as it was asked, before anything is made of it."""
+    return type(identity) in (str, Id) and (policy is None or isinstance(policy, (Policy, str)))
 
 
 def _perform(plan: Plan) -> Decision:

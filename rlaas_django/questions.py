@@ -30,9 +30,11 @@ class PolicySet:
         self.terms = tuple(terms_of(policy, config.algo) for policy in policies)
         # Whole seconds, as the source documents define it; of the fixed window only the time of asking tells.
         self.ttls = tuple(None if term.algo == FIXED_WINDOW else term.window // 1000 for term in self.terms)
+        self.in_one_call = config.enabled and not site.clustered
         self.script = CHECK[frozenset(term.algo for term in self.terms)]
         self.names = frozenset(policy.name for policy in policies)
         self.may_change = any(policy.shadow for policy in policies)  # a refusal may be told otherwise next time
+        self.remembers = config.local_refusals and self.in_one_call and not self.may_change
         self._by_user = all(kind_of(policy.key) in ("user", "user_or_ip") for policy in policies)
         self._parts = [
             key_parts(policy, term.algo, term.window // 1000, tagged=site.clustered)
@@ -40,7 +42,6 @@ class PolicySet:
         ]
         self._override = override_parts(tagged=site.clustered)
         self.whole = range(len(policies))
-        self.in_one_call = config.enabled and not site.clustered
         self._words = [
             word
             for policy, term in zip(policies, self.terms, strict=True)
@@ -66,7 +67,7 @@ class PolicySet:
             self._by_user and type(identity) is str and identity.isalnum() and identity.isascii() and identity != GLOBAL
         ):
             return None
-        form, name = self._forms.get(len(identity)), unique()
+        form, name = self._forms.get(len(identity)), f"{_process}{next(_number)}"
         if form is None:
             if len(identity) > LONGEST:
                 return None

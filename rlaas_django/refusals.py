@@ -36,10 +36,14 @@ changed: dict[str, float] = {EVERY_POLICY: 0.0}  # by policy: when units of it c
 refundable: set[str] = set()  # policies whose units come back before their time
 
 
-def again(key: Hashable, policy: Any) -> Decision | None:
-    """The refusal that was the answer to this question, if it still holds."""
-    found = known.get(key)
-    if found is None:
+def again(identity: Any, policy: Any, cost: int) -> Decision | None:
+    """The refusal that was the answer to the same question, if it still holds. What is asked about by another object
+    is another question."""
+    try:
+        found = known.get((type(identity), identity, id(policy), cost))
+    except TypeError:  # a mapping, by which nothing is remembered
+        return None
+    if found is None or type(cost) is not int:
         return None
     decision, asked, told, until, rate_limiter, caches, kept, names, ends = found
     now, settings = time.monotonic(), conf.read_before
@@ -52,14 +56,14 @@ def again(key: Hashable, policy: Any) -> Decision | None:
     return Repeated(decision, now - told)
 
 
-def remember(key: Hashable, policy: Any, decision: Decision, asked: float, names: Iterable[str]) -> None:
+def remember(identity: Any, policy: Any, cost: int, decision: Decision, asked: float, names: Iterable[str]) -> None:
     ends = ended  # before the look, lest what comes back in between goes unnoticed
     if not _stands(names, asked):
         return  # units came back while it was on its way
     if len(known) >= MOST:
         known.clear()  # they last a second anyway
     told, until, settings = time.monotonic(), asked + min(decision.retry_after, LONGEST), conf.read_before
-    known[key] = _Refusal(
+    known[type(identity), identity, id(policy), cost] = _Refusal(
         decision, asked, told, until, settings.get("RATE_LIMITER"), settings.get("CACHES"), policy, names, ends
     )
 

@@ -17,7 +17,7 @@ from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
 
 from . import conf
-from .policy import Decision, Outcome, strictest
+from .policy import Decision, Outcome, Policy, strictest
 
 PROBLEM_JSON = "application/problem+json"
 PROBLEMS = "https://iana.org/assignments/http-problem-types#"
@@ -76,7 +76,7 @@ def add_headers(response: HttpResponseBase, decision: Decision | None) -> None:
         return
     families, headers = conf.config().headers, {}
     if "RateLimit" in families:
-        headers["RateLimit-Policy"] = ", ".join([_policy_item(outcome) for outcome in enforced])
+        headers["RateLimit-Policy"] = ", ".join([_policy_item(outcome.policy, outcome.limit) for outcome in enforced])
         headers["RateLimit"] = ", ".join([_usage_item(outcome) for outcome in enforced])
     if "X-RateLimit" in families:
         tightest = enforced[0] if len(enforced) == 1 else strictest(enforced)
@@ -111,14 +111,14 @@ def whole_seconds(wait: float) -> int:
 
 
 # Structured fields (RFC 9651). A policy's name has no character that its quotes would have to escape.
-def _policy_item(outcome: Outcome) -> str:
-    return f'"{outcome.policy.name}";q={outcome.limit};w={_window(outcome)}'
+@lru_cache(maxsize=1024)
+def _policy_item(policy: Policy, limit: int) -> str:
+    return f'"{policy.name}";q={limit};w={_window(policy, limit)}'
 
 
-def _window(outcome: Outcome) -> int:
+def _window(policy: Policy, limit: int) -> int:
     """The seconds in which the quota comes back: of a bucket, the time to fill it, so that q / w is its rate."""
-    policy = outcome.policy
-    if policy.burst is None or outcome.limit != policy.burst:
+    if policy.burst is None or limit != policy.burst:
         return policy.window
     return math.ceil(policy.window * policy.burst / policy.fixed_rate.limit)
 

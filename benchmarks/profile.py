@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from rlaas_django import Policy, backend, limiter
+from rlaas_django import Policy, backend, check, plans
 from rlaas_django.wire import pack, reader
 
 from . import ours, server
@@ -51,9 +51,9 @@ def _steps(connected: socket.socket, algo: str, limit: int) -> list[Step]:
     ask = partial(_decide, policy, identities)
     for _ in range(2 * USERS):
         ask()
-    plans = itertools.cycle([limiter._plan(f"user{n % USERS}", policy, 1) for n in range(8 * USERS)])
+    calls = itertools.cycle([plans.make(f"user{n % USERS}", policy, 1) for n in range(8 * USERS)])
     does_nothing = server.client().script_load("return 1")
-    words = next(plans).packed.split(b"\r\n")[4::2]
+    words = next(calls).packed.split(b"\r\n")[4::2]
     no_op = pack(("EVALSHA", does_nothing, *words[1:])).packed
     replies = reader()
 
@@ -62,22 +62,22 @@ def _steps(connected: socket.socket, algo: str, limit: int) -> list[Step]:
         connected.recv(4096)
 
     def read() -> object:
-        connected.sendall(next(plans).packed)
+        connected.sendall(next(calls).packed)
         replies.feed(connected.recv(4096))
         return replies.gets()
 
     return [
         Step("PING over a bare socket", partial(bare, pack(("PING",)).packed)),
         Step("an EVALSHA of as many words that does nothing", partial(bare, no_op)),
-        Step("the script, packed beforehand", lambda: bare(next(plans).packed)),
+        Step("the script, packed beforehand", lambda: bare(next(calls).packed)),
         Step("and its reply read", read),
-        Step("over a held connection, with breaker and time limit", lambda: backend.run(next(plans))),
+        Step("over a held connection, with breaker and time limit", lambda: backend.run(next(calls))),
         Step("`check()`, with the figures for headers", ask),
     ]
 
 
 def _decide(policy: Policy, identities: itertools.cycle) -> object:
-    return ours.figures(limiter.check(next(identities), policy))
+    return ours.figures(check(next(identities), policy))
 
 
 def _measure(columns: dict[str, list[Step]], number: int) -> dict[tuple[str, str], Ratios]:

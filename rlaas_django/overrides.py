@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from . import backend, background, limiter, refusals
+from . import backend, background, plans, refusals
 from .identity import override_parts
 from .scripts import OVERRIDE
 
@@ -46,7 +46,7 @@ def publish(identity: str, overrides: Iterable[Override]) -> None:
         fields += (override.policy, f"{override.kind}:{override.until}:{override.limit or ''}")
         ends = max(ends, override.until)
     key = identity.join(override_parts(tagged=backend.site().clustered))
-    backend.run(backend.call(OVERRIDE, (key,), (limiter.now(), ends, *fields)))
+    backend.run(backend.call(OVERRIDE, (key,), (plans.now(), ends, *fields)))
     refusals.end()
 
 

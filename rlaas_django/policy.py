@@ -6,7 +6,7 @@ import difflib
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -218,6 +218,9 @@ class Policy:
 
     def __str__(self) -> str:
         return self.name
+
+
+Policies = str | Policy | Sequence[str | Policy] | None  # None: the default
 
 
 def unknown_algorithm(algo: object) -> str:

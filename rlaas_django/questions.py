@@ -6,10 +6,12 @@ import itertools
 import os
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
+from . import backend, conf
 from .conf import Config
 from .identity import GLOBAL, LONGEST, Id, Identity, identify, is_plain, key_parts, kind_of, override_parts
-from .policy import FIXED_WINDOW, TOKEN_BUCKET, Policy, PolicyError, Terms
+from .policy import DEFAULT, FIXED_WINDOW, TOKEN_BUCKET, Policies, Policy, PolicyError, Terms
 from .scripts import CHECK
 from .sites import Site
 
@@ -120,3 +122,71 @@ os.register_at_fork(after_in_child=_renew_process)
 def unique() -> str:
     """Tells a request from all others, of all processes."""
     return f"{_process}{next(_number)}"
+
+
+MOST_SETS = 1024
+
+
+class _Sets:
+    """Policy sets that were made ready, for as long as the settings stay.
+
+    By the identity of what was asked for, as to compare policies takes long; it is kept with its set, so that no other
+    has that identity.
+    """
+
+    def __init__(self, config: Config | None, caches: Any) -> None:
+        self.config, self.caches = config, caches
+        # Where there is none, `read_before` cannot tell whether there still is none.
+        self.rate_limiter = conf.read_before.get("RATE_LIMITER") or self
+        self.known: dict[Any, tuple[Any, PolicySet]] = {}
+
+
+_sets = _Sets(None, None)
+
+
+def policy_set(policy: Policies) -> PolicySet:
+    """The policies that are meant."""
+    sets, settings = _sets, conf.read_before
+    if settings.get("RATE_LIMITER") is not sets.rate_limiter or settings.get("CACHES") is not sets.caches:
+        sets = _present_sets()
+    known = sets.known.get(policy if policy is None or type(policy) is str else id(policy))
+    return _made_ready(policy, sets.known) if known is None else known[1]
+
+
+def _made_ready(policy: Policies, known: dict[Any, tuple[Any, PolicySet]]) -> PolicySet:
+    """A set that was asked for by another object: a list may have changed since, and a text may be the same."""
+    every = listed(policy)
+    key = tuple([id(each) if isinstance(each, Policy) else each for each in every])
+    found = known.get(key)
+    if found is None:
+        if len(known) >= MOST_SETS:
+            known.clear()
+        config = conf.config()
+        found = known[key] = every, PolicySet(chosen(every, config), config, backend.site())
+    if policy is None or isinstance(policy, (str, Policy, tuple)):  # what is asked for so, is the same next time
+        known[policy if policy is None or type(policy) is str else id(policy)] = policy, found[1]
+    return found[1]
+
+
+def _present_sets() -> _Sets:
+    global _sets
+    config, caches = conf.config(), conf.caches()
+    if _sets.config is not config or _sets.caches is not caches:
+        _sets = _Sets(config, caches)
+    return _sets
+
+
+def listed(policy: Policies) -> tuple[str | Policy | None, ...]:
+    return (policy,) if policy is None or isinstance(policy, (str, Policy)) else tuple(policy)
+
+
+def chosen(policies: Sequence[str | Policy | None], config: Config) -> tuple[Policy, ...]:
+    """The policies that are meant, each once."""
+    chosen: dict[str, Policy] = {}
+    for each in policies:
+        found = each if isinstance(each, Policy) else config.policy(each or DEFAULT)
+        if chosen.setdefault(found.name, found) != found:
+            raise PolicyError(f"Two different policies are named {found.name!r}; a policy's name is its counter.")
+    if not chosen:
+        raise ValueError("There is no policy to decide by; name one, or leave it out for the default.")
+    return tuple(chosen.values())

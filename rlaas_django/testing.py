@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import limiter
-from .limiter import Clock
+from . import plans
+from .plans import Clock
 
 _embedded = itertools.count(1)
 
@@ -25,11 +25,11 @@ def frozen_clock(ms: int | None = None) -> Iterator[Clock]:
     ...     check("alice")
     ...     clock.tick(60_000)
     """
-    before, limiter.frozen = limiter.frozen, Clock(time.time_ns() // 1_000_000 if ms is None else int(ms))
+    before, plans.frozen = plans.frozen, Clock(time.time_ns() // 1_000_000 if ms is None else int(ms))
     try:
-        yield limiter.frozen
+        yield plans.frozen
     finally:
-        limiter.frozen = before
+        plans.frozen = before
 
 
 def embedded_redis() -> dict[str, Any]:

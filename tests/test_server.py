@@ -30,9 +30,9 @@ from rlaas_django import (
     background,
     breaker,
     check,
-    limiter,
     log,
     peek,
+    questions,
     rate_limit,
     refund,
     refusals,
@@ -107,7 +107,7 @@ def test_foreign_keys_among_ours_are_left_out_of_the_active_ones(own, browser): 
 def test_an_identity_that_is_not_ascii_is_not_packed(number):
     policies = [Policy(f"p{n}", "5/m") for n in range(number)]
     with pytest.raises(UnicodeEncodeError):
-        limiter._policy_set(policies).pack(["alice"] * (number - 1) + ["josé"], "", "unique", 1, True)
+        questions.policy_set(policies).pack(["alice"] * (number - 1) + ["josé"], "", "unique", 1, True)
 
 
 # Who keeps the time

@@ -5,7 +5,7 @@ import time
 
 from django.test import override_settings
 
-from rlaas_django import acheck, check, limiter
+from rlaas_django import acheck, check, plans
 from rlaas_django.testing import embedded_redis, frozen_clock, rate_limit_clock  # noqa: F401
 
 
@@ -19,7 +19,7 @@ def test_the_clock_stands_until_it_ticks():
         assert check("alice").retry_after == 0.001
         clock.tick(1)
         assert check("alice").allowed
-    assert limiter.frozen is None
+    assert plans.frozen is None
 
 
 def test_clocks_nest_and_end_with_their_block_also_after_an_error():
@@ -29,8 +29,8 @@ def test_clocks_nest_and_end_with_their_block_also_after_an_error():
                 raise RuntimeError
         except RuntimeError:
             pass
-        assert limiter.frozen.ms == 1000
-    assert limiter.frozen is None
+        assert plans.frozen.ms == 1000
+    assert plans.frozen is None
 
 
 def test_without_a_time_the_clock_stands_at_the_present():
@@ -58,4 +58,4 @@ def test_an_embedded_server_is_empty_and_its_own():
 
 
 def test_the_fixture_freezes_the_clock(rate_limit_clock):  # noqa: F811
-    assert limiter.frozen is rate_limit_clock
+    assert plans.frozen is rate_limit_clock

@@ -8,7 +8,7 @@ from typing import Any
 
 from .backend import UnavailableError
 from .plans import Plan, Receipt, new
-from .policy import Decision, Outcome, Terms
+from .policy import Decision, Left, Outcome, Terms
 from .questions import PolicySet
 
 
@@ -75,6 +75,6 @@ def _outcome(asked: PolicySet, i: int, who: Sequence[str], reply: Any, at: int) 
     return new(Outcome, (asked.policies[i], who[i], passed == 1, *figures))
 
 
-def _left_of_window(term: Terms, now: int) -> int:
+def _left_of_window(term: Terms, now: int) -> Left:
     """Whole seconds, as the source documents define the fixed window's TTL."""
-    return -(-(term.window - now % term.window) // 1000)
+    return Left(-(-(term.window - now % term.window) // 1000))

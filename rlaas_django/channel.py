@@ -12,7 +12,7 @@ from typing import Any
 import redis
 from redis.exceptions import ResponseError
 
-from .lines import FRESH
+from .lines import FRESH, LONGEST_WAIT, NoConnectionError
 from .wire import Batch, Message, reader
 
 MOST_IN_FLIGHT = 128  # commands of a loop sent and not answered; the next wait their turn
@@ -20,6 +20,7 @@ GRACE = 0.01  # seconds for a loop that stood still to read what has arrived mea
 
 # Connects a protocol to the server, and tells what to say to it first; the answer to the last of that means nothing.
 Open = Callable[[Callable[[], asyncio.Protocol]], Awaitable[Batch]]
+Blame = Callable[[Exception], None]
 
 
 class _Request:
@@ -27,9 +28,9 @@ class _Request:
 
     __slots__ = ("ends", "future", "message", "replies")
 
-    def __init__(self, message: Message, future: asyncio.Future[Any]) -> None:
+    def __init__(self, message: Message, future: asyncio.Future[Any], ends: float) -> None:
         self.message, self.future = message, future
-        self.ends = 0.0  # when its time is up; it begins when it is sent
+        self.ends = ends  # when its time is up, which begins anew when it is sent
         self.replies: list[Any] = []
 
     def add(self, reply: Any) -> bool:
@@ -92,12 +93,13 @@ class _Wire(asyncio.Protocol):
 class Channel:
     """Of one loop and server. It connects when it is asked something."""
 
-    def __init__(self, name: str, timeout: float, open_: Open, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, name: str, timeout: float, open_: Open, blame: Blame, loop: asyncio.AbstractEventLoop) -> None:
         self.name, self.timeout, self.loop = name, timeout, loop
         self.stale = False  # behind the same address there may be another server by now
         self.waiting: deque[_Request] = deque()
-        self._open = open_
+        self._open, self._blame = open_, blame  # who is told of a failure, whether or not anybody still waits
         self._wire: _Wire | None = None
+        self._attempt: object | None = None  # to connect, while it is under way
         self._connecting: asyncio.Task[None] | None = None
         self._connect_by = 0.0
         self._begun = False
@@ -112,7 +114,7 @@ class Channel:
     def ask(self, message: Message) -> asyncio.Future[Any]:
         """Will have the reply, or a list of them when there are several; an error among them is given, not raised."""
         future = self.loop.create_future()
-        self.waiting.append(_Request(message, future))
+        self.waiting.append(_Request(message, future, self.loop.time() + LONGEST_WAIT))
         if not self._begun:
             self._begun = True
             self.loop.call_soon(self._begin)
@@ -134,20 +136,25 @@ class Channel:
                 return
             self._wire = None
             wire.hang_up()
-        if self._connecting is None:
+        if self._attempt is None:
             self.stale = False
-            self._connect_by = self.loop.time() + self.timeout
-            self._connecting = self.loop.create_task(self._connect())
+            self._attempt, self._connect_by = object(), self.loop.time() + self.timeout
             self._keep_time()
+            self._connecting = self.loop.create_task(self._connect(self._attempt))
 
     def _write(self, wire: _Wire) -> None:
-        requests = []
-        for _ in range(min(len(self.waiting), MOST_IN_FLIGHT - len(wire.sent))):
+        requests: list[_Request] = []
+        now = self.loop.time()
+        while self.waiting and len(wire.sent) + len(requests) < MOST_IN_FLIGHT:
             request = self.waiting.popleft()
-            if not request.future.done():
+            if request.future.done():
+                continue
+            if request.ends > now:
                 requests.append(request)
+            else:
+                request.future.set_exception(NoConnectionError(f"{self.name} has too much to answer."))
         if requests:
-            wire.send(requests, self.loop.time() + self.timeout)
+            wire.send(requests, now + self.timeout)
             self._keep_time()
 
     def answered(self) -> None:
@@ -155,11 +162,11 @@ class Channel:
         if self.waiting and self._wire is not None:
             self._write(self._wire)
 
-    async def _connect(self) -> None:
-        me, wire = asyncio.current_task(), _Wire(self)
+    async def _connect(self, attempt: object) -> None:
+        wire = _Wire(self)
         try:
             greeting = await self._open(lambda: wire)
-            request = _Request(greeting, self.loop.create_future())
+            request = _Request(greeting, self.loop.create_future(), self._connect_by)
             wire.send([request], self._connect_by)
             replies = await request.future
             for reply in replies[:-1] if greeting.replies > 1 else ():
@@ -167,14 +174,14 @@ class Channel:
                     raise redis.ConnectionError(str(reply))
         except BaseException as error:
             wire.hang_up()
-            if self._connecting is me:  # else nobody waits for it any more
+            if self._attempt is attempt:  # else nobody waits for it any more
                 self._connecting = None
                 self.fail(redis.ConnectionError(f"{self.name}: {error}") if isinstance(error, OSError) else error)
             if not isinstance(error, Exception):
                 raise
         else:
-            if self._connecting is me:
-                self._connecting, self._wire, self._used = None, wire, self.loop.time()
+            if self._attempt is attempt:
+                self._attempt, self._connecting, self._wire, self._used = None, None, wire, self.loop.time()
                 self._write(wire)
 
     def lost(self, wire: _Wire, error: Exception) -> None:
@@ -189,9 +196,11 @@ class Channel:
     def fail(self, error: BaseException) -> None:
         """Nobody is to wait any more, neither for what was sent nor for what was to be."""
         wire, self._wire = self._wire, None
-        connecting, self._connecting = self._connecting, None
+        connecting, self._connecting, self._attempt = self._connecting, None, None
         if connecting is not None:
             connecting.cancel()
+        if isinstance(error, Exception):
+            self._blame(error)
         if wire is not None:
             wire.hang_up()
             _give_up(wire.sent, error)
@@ -205,8 +214,8 @@ class Channel:
 
     def _oldest(self) -> tuple[Any, float] | None:
         """What is waited for, and until when."""
-        if self._connecting is not None:
-            return self._connecting, self._connect_by
+        if self._attempt is not None:
+            return self._attempt, self._connect_by
         if self._wire is not None and self._wire.sent:
             return self._wire.sent[0], self._wire.sent[0].ends
         return None

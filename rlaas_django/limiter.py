@@ -113,7 +113,7 @@ async def arefund(decision: Decision) -> bool:
 
 def _told_of_several(identity: Identity, policy: Policies, cost: int) -> Decision | None:
     """A refusal that still holds, of a question that is not remembered as it was asked."""
-    if _is_plain(identity, policy):
+    if _is_kept_as_asked(identity, policy):
         return None
     asked = policy_set(policy)
     return refusals.again(asked.identities(identity), asked, cost)
@@ -127,11 +127,11 @@ def _remember(identity: Identity, policy: Policies, plan: Plan, decision: Decisi
         or not 0 < decision.retry_after < math.inf
     ):
         return
-    who, what = (identity, policy) if _is_plain(identity, policy) else (plan.identities, plan.set)
+    who, what = (identity, policy) if _is_kept_as_asked(identity, policy) else (plan.identities, plan.set)
     refusals.remember(who, what, plan.cost, decision, asked, plan.set.names)
 
 
-def _is_plain(identity: Identity, policy: Policies) -> bool:
+def _is_kept_as_asked(identity: Identity, policy: Policies) -> bool:
     """Whether it is remembered as it was asked, before anything is made of it."""
     return type(identity) in (str, Id) and (policy is None or isinstance(policy, (Policy, str)))
 

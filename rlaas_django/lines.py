@@ -6,6 +6,7 @@ A connection on which a reply may still come is never used again.
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import struct
 import sys
@@ -36,8 +37,9 @@ class _Ours:
     def _connect(self) -> Any:
         self.plug = connected = super()._connect()  # type: ignore[misc]
         # Where the kernel keeps the time, Python need not look before each read and write whether to wait. It cannot
-        # for TLS, whose reads are not the socket's, nor for gevent's and eventlet's sockets, which never block.
-        if type(connected).__module__ == "socket" and _KERNEL_KEEPS_TIME:
+        # for TLS, whose reads are not the socket's, nor for gevent's and eventlet's sockets, which never block. Where
+        # signals come again and again, each would let the time begin anew.
+        if type(connected).__module__ == "socket" and _KERNEL_KEEPS_TIME and not _is_interrupted():
             seconds, rest = divmod(self.socket_timeout, 1)  # type: ignore[attr-defined]
             timeval = struct.pack("ll", int(seconds), int(rest * 1_000_000))
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
@@ -47,6 +49,11 @@ class _Ours:
 
 
 _KERNEL_KEEPS_TIME = sys.platform in ("linux", "darwin")
+
+
+def _is_interrupted() -> bool:
+    """Whether a timer of the process' sends signals, as a profiler's does."""
+    return any(signal.getitimer(timer)[1] for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF))
 
 
 def is_fake(connection_class: type) -> bool:
@@ -62,7 +69,7 @@ def ours(connection_class: type) -> type:
 class Line:
     """One connection, and who asks through it."""
 
-    __slots__ = ("__weakref__", "_feed", "_gets", "_recv", "_sendall", "connection", "used")
+    __slots__ = ("__weakref__", "_feed", "_gets", "_has_more", "_recv", "_sendall", "connection", "used")
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -79,7 +86,7 @@ class Line:
             raise
         replies = reader()
         self._sendall, self._recv = self.connection.plug.sendall, self.connection.plug.recv
-        self._feed, self._gets = replies.feed, replies.gets
+        self._feed, self._gets, self._has_more = replies.feed, replies.gets, replies.has_data
 
     def disconnect(self) -> None:
         self.used = None
@@ -95,12 +102,17 @@ class Line:
                 reply = self._rest(reply)
         else:
             reply = [self._rest(self._gets()) for _ in range(message.replies)]
+        if self._has_more():
+            raise redis.InvalidResponse("It said more than it was asked.")  # which the next caller must not get
         self.used = time.monotonic()
         return reply
 
     def _rest(self, reply: Any) -> Any:
-        """A reply once it is there as a whole."""
+        """A reply once it is there as a whole; one that comes in small pieces must be in time too."""
+        ends = time.monotonic() + self.connection.socket_timeout
         while reply is False:
+            if time.monotonic() > ends:
+                raise TimeoutError
             data = self._recv(CHUNK)
             if not data:
                 raise redis.ConnectionError("It closed the connection.")

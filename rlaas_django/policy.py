@@ -243,6 +243,10 @@ class Terms(NamedTuple):
     capacity: int
 
 
+class Left(int):
+    """Seconds of a fixed window that are left, which get less, where other windows stay as long as they are."""
+
+
 class Outcome(NamedTuple):
     """What one policy said. `identity` is the part of the Redis key that tells who was asking."""
 
@@ -296,6 +300,10 @@ class Decision:
     def origin(self) -> tuple[Decision, float]:
         """The decision that was made, and how many seconds ago it was told first."""
         return self, 0.0
+
+    def __reduce__(self) -> Any:
+        """A copy is what was told; only the decision itself can be given back."""
+        return Decision, (self.allowed, self.outcomes)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Decision):
@@ -396,8 +404,8 @@ class Repeated(Decision):
 def _later(outcome: Outcome, age: float) -> Outcome:
     policy, identity, allowed, limit, count, remaining, retry_after, reset_after, ttl, degraded = outcome
     retry_after, reset_after = max(0.0, retry_after - age), max(0.0, reset_after - age)
-    if ttl != policy.window:  # then it is what is left of the window
-        ttl = math.ceil(reset_after)
+    if isinstance(ttl, Left):
+        ttl = Left(math.ceil(reset_after))
     return Outcome(policy, identity, allowed, limit, count, remaining, retry_after, reset_after, ttl, degraded)
 
 

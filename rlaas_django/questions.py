@@ -71,7 +71,7 @@ class PolicySet:
             return None
         form, name = self._forms.get(len(identity)), f"{_process}{next(_number)}"
         if form is None:
-            if len(identity) > LONGEST:
+            if not 0 < len(identity) <= LONGEST:
                 return None
             form = self._forms[len(identity)] = self._form(len(identity))
         if len(name) != LENGTH:
@@ -158,9 +158,9 @@ def _made_ready(policy: Policies, known: dict[Any, tuple[Any, PolicySet]]) -> Po
     every = listed(policy)
     key = tuple([id(each) if isinstance(each, Policy) else each for each in every])
     found = known.get(key)
+    if len(known) >= MOST_SETS:
+        known.clear()
     if found is None:
-        if len(known) >= MOST_SETS:
-            known.clear()
         config = conf.config()
         found = known[key] = every, PolicySet(chosen(every, config), config, backend.site())
     if policy is None or isinstance(policy, (str, Policy, tuple)):  # what is asked for so, is the same next time

@@ -23,7 +23,7 @@ class _Refusal(NamedTuple):
     asked: float  # by this process' clock: the wait begins at some moment between this
     told: float  # and this
     until: float
-    rate_limiter: Any  # the settings
+    rules: Any  # the settings
     caches: Any
     policy: Any  # kept, so that nothing else has its id
     names: Iterable[str]
@@ -45,11 +45,11 @@ def again(identity: Any, policy: Any, cost: int) -> Decision | None:
         return None
     if found is None or type(cost) is not int:
         return None
-    decision, asked, told, until, rate_limiter, caches, kept, names, ends = found
+    decision, asked, told, until, rules, caches, kept, names, ends = found
     now, settings = time.monotonic(), conf.read_before
     if now >= until or kept is not policy:
         return None
-    if settings.get("RATE_LIMITER") is not rate_limiter or settings.get("CACHES") is not caches:
+    if settings.get("CACHES") is not caches or (settings.get("RATE_LIMITER") or conf.config()) is not rules:
         return None
     if ends != ended and not _stands(names, asked):
         return None
@@ -63,8 +63,9 @@ def remember(identity: Any, policy: Any, cost: int, decision: Decision, asked: f
     if len(known) >= MOST:
         known.clear()  # they last a second anyway
     told, until, settings = time.monotonic(), asked + min(decision.retry_after, LONGEST), conf.read_before
+    rules, caches = settings.get("RATE_LIMITER") or conf.config(), settings.get("CACHES")
     known[type(identity), identity, id(policy), cost] = _Refusal(
-        decision, asked, told, until, settings.get("RATE_LIMITER"), settings.get("CACHES"), policy, names, ends
+        decision, asked, told, until, rules, caches, policy, names, ends
     )
 
 

@@ -71,7 +71,7 @@ def add_headers(response: HttpResponseBase, decision: Decision | None) -> None:
     """The figures of every enforced policy. Setting them again replaces them."""
     if decision is None:
         return
-    enforced = [outcome for outcome in decision.outcomes if not outcome.policy.shadow and _counted(outcome)]
+    enforced = _enforced(decision)
     if not enforced:
         return
     families, headers = conf.config().headers, {}
@@ -98,6 +98,10 @@ def _set(response: HttpResponseBase, headers: dict[str, str]) -> None:
             response.headers[name] = value
         else:
             store[name.lower()] = name, value
+
+
+def _enforced(decision: Decision) -> list[Outcome]:
+    return [outcome for outcome in decision.outcomes if not outcome.policy.shadow and _counted(outcome)]
 
 
 def _counted(outcome: Outcome) -> bool:
@@ -182,8 +186,9 @@ def _problem(decision: Decision) -> HttpResponse:
         (each.policy, each.allowed, each.limit, each.remaining, math.ceil(each.reset_after - age), each.degraded)
         for each in origin.outcomes
     ]
+    tightest = strictest(_enforced(origin) or origin.outcomes).policy.name if len(figures) > 1 else ""
     wait = origin.retry_after - age
-    key = (*figures, wait if wait == math.inf else math.ceil(wait), conf.config().headers, get_language())
+    key = (*figures, tightest, wait if wait == math.inf else math.ceil(wait), conf.config().headers, get_language())
     problem = _problems.get(key)
     if problem is None:
         if len(_problems) >= MOST_PROBLEMS:

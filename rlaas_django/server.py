@@ -6,6 +6,8 @@ A call that may have run is never sent again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
 import os
 import socket
 import weakref
@@ -138,6 +140,10 @@ class Server:
         if ours is not error:
             raise ours from error
 
+    def _blame(self, error: Exception) -> None:
+        with contextlib.suppress(Exception):
+            self._failed(error)
+
     def nonsense(self, reply: Any) -> UnavailableError:
         """It answered what no server does whom we should ask."""
         error = UnavailableError(f"{self.name} gave no answer of Redis: {reply!r:.100}")
@@ -147,7 +153,7 @@ class Server:
     async def _open_channel(self, loop: asyncio.AbstractEventLoop) -> Channel:
         for dead in [each for each in list(_open) if each.loop.is_closed()]:
             _forget(dead)
-        channel = self._channels[loop] = Channel(self.name, self.timeout, self._dial, loop)
+        channel = self._channels[loop] = Channel(self.name, self.timeout, self._dial, self._blame, loop)
         _open[channel] = self, channel.closing_with_the_loop(_forget)
         await anext(_open[channel][1])
         return channel
@@ -157,14 +163,17 @@ class Server:
         options, loop = self._options, asyncio.get_running_loop()
         if issubclass(self._connection_class, redis.UnixDomainSocketConnection):
             await loop.create_unix_connection(protocol, options["path"])
-        else:
-            context = None
-            if issubclass(self._connection_class, redis.SSLConnection):
-                context = redis.asyncio.SSLConnection(**options).ssl_context.get()
-            transport, _ = await loop.create_connection(
-                protocol, options.get("host", "localhost"), options.get("port", 6379), ssl=context
-            )
-            _keep_alive(transport.get_extra_info("socket"), options)
+            return await self._greeting()
+        # One of redis-py's, which is not connected, for its defaults and its TLS.
+        secure = issubclass(self._connection_class, redis.SSLConnection)
+        like: Any = redis.asyncio.SSLConnection(**_for_tls(options)) if secure else redis.asyncio.Connection(**options)
+        context = like.ssl_context.get() if secure else None
+        transport, _ = await loop.create_connection(protocol, like.host, like.port, ssl=context)
+        if like.socket_keepalive:
+            connected = transport.get_extra_info("socket")
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in like.socket_keepalive_options.items():
+                connected.setsockopt(socket.IPPROTO_TCP, option, value)
         return await self._greeting()
 
     async def _greeting(self) -> Batch:
@@ -186,12 +195,10 @@ def _is_timeout(error: BaseException | None) -> bool:
     return isinstance(error, (BlockingIOError, TimeoutError))  # the first is how the kernel tells of one
 
 
-def _keep_alive(connected: Any, options: dict[str, Any]) -> None:
-    if options.get("socket_keepalive"):
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        chosen = options.get("socket_keepalive_options")
-        for option, value in chosen.items() if isinstance(chosen, dict) else ():  # redis-py has a word for its own
-            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+def _for_tls(options: dict[str, Any]) -> dict[str, Any]:
+    """Without what redis-py has for threads alone, as OCSP."""
+    known = inspect.signature(redis.asyncio.SSLConnection).parameters
+    return {option: value for option, value in options.items() if option in known or not option.startswith("ssl_")}
 
 
 def _is_about_all(error: ResponseError) -> bool:

@@ -61,6 +61,9 @@ class Reader:
     def feed(self, data: bytes) -> None:
         self._bytes += data
 
+    def has_data(self) -> bool:
+        return bool(self._bytes)
+
     def gets(self) -> Any:
         """The next reply; an error is given, not raised. False: it has not come yet, or not all of it."""
         self._at = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import sys
 import warnings
@@ -72,6 +73,57 @@ def test_cancelled_tasks_leave_no_reply_to_others(own, run):  # noqa: F811
 
     run(main())
     assert backend.site().master.breaker.error is None
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_whole_batch_that_was_cancelled_keeps_nobody_waiting(own, run, connected):  # noqa: F811
+    async def main():
+        if connected:
+            await acheck("alice", ROOMY)
+        tasks = [asyncio.create_task(acheck(f"user{n}", ROOMY)) for n in range(3 * MOST_IN_FLIGHT)]
+        await asyncio.sleep(0)
+        first = MOST_IN_FLIGHT if connected else 0
+        for task in tasks[first : first + MOST_IN_FLIGHT]:
+            task.cancel()
+        told = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+        return [each for each in told if not isinstance(each, asyncio.CancelledError)]
+
+    decisions = run(main())
+    assert len(decisions) == 2 * MOST_IN_FLIGHT
+    assert not any(each.degraded for each in decisions)
+
+
+def test_a_server_that_hangs_is_left_alone_though_nobody_waits_until_the_end(own, use, run, configure):  # noqa: F811
+    configure(TIMEOUT=0.2)
+    with Proxy(own.url) as proxy:
+        use(proxy.url)
+
+        async def impatient():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.15):
+                    await acheck("alice", ROOMY)
+
+        async def main():
+            assert not (await acheck("alice", ROOMY)).degraded
+            proxy.drop(of="EVALSHA")
+            for _ in range(20):
+                await impatient()
+                await asyncio.sleep(0.1)
+                if backend.site().master.breaker.error is not None:
+                    return True
+            return False
+
+        assert run(main())
+
+
+def test_who_waits_for_too_long_for_a_turn_is_told_so(own, run, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("rlaas_django.channel.LONGEST_WAIT", -1.0)
+
+    async def main():
+        return await acheck("alice", ROOMY)
+
+    assert run(main()).degraded
+    assert backend.site().master.breaker.error is None  # the server is not to blame
 
 
 def test_a_connection_that_the_server_closed_while_nobody_asked_is_replaced(own, run):  # noqa: F811

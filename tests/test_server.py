@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import math
 import multiprocessing
+import pickle
+import signal
 import socket
 import struct
 import threading
 import time
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 import redis
@@ -37,12 +40,16 @@ from rlaas_django import (
     refund,
     refusals,
     reset,
+    responses,
     sites,
 )
 from rlaas_django.cluster import ConnectionFactory
-from rlaas_django.policy import FIXED_WINDOW, SLIDING_WINDOW, YEAR, Decision, Repeated
-from rlaas_django.server import Server, UnavailableError
+from rlaas_django.identity import Id
+from rlaas_django.policy import FIXED_WINDOW, SLIDING_WINDOW, YEAR, Decision, Left, Outcome, Repeated
+from rlaas_django.server import Server, UnavailableError, _for_tls
 from rlaas_django.testing import embedded_redis
+from rlaas_django.wire import pack
+from tests.faults import Loopback
 from tests.http import BOTH_WAYS, OURS, Site
 from tests.test_backend import ROOMY, ask, assert_soon, onlooker, own, restless, start, use  # noqa: F401
 from tests.test_refusals import now, use_up  # noqa: F401
@@ -545,3 +552,137 @@ def test_a_fork_can_use_what_another_thread_of_the_parent_had_locked(own):  # no
             process.join()
             reader.close()
     assert check("parent", ROOMY).current_count == 1
+
+
+# Another review
+
+
+def test_a_tuple_made_for_each_call_fills_no_memory(own):  # noqa: F811
+    policies = Policy("a", (100_000, YEAR)), Policy("b", (100_000, YEAR))
+    for _ in range(questions.MOST_SETS + 10):
+        check("alice", (*policies, *()))
+    assert len(questions._sets.known) <= questions.MOST_SETS + 1
+
+
+class Talkative(Loopback):
+    """A server that greets as others do, and answers a PING with this, a piece at a time."""
+
+    def __init__(self, pieces: list[bytes], pause: float = 0.0) -> None:
+        self.pieces, self.pause = pieces, pause
+        super().__init__()
+
+    async def serve(self, reader, writer) -> None:
+        while data := await reader.read(65_536):
+            for piece in self.pieces if b"PING" in data else [b"+OK\r\n" * data.count(b"SETINFO")]:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(self.pause)
+
+
+def ping(talkative: Talkative, timeout: float) -> object:
+    parts = urlsplit(talkative.url)
+    options = {"host": parts.hostname, "port": parts.port, "protocol": 2}
+    return Server(redis.Connection, options, timeout, 1).send(pack(("PING",)))
+
+
+def test_a_reply_too_many_is_nobodys():
+    with Talkative([b"+PONG\r\n" * 2]) as talkative, pytest.raises(redis.InvalidResponse, match="more than it was"):
+        ping(talkative, 20)
+    with Talkative([b"+PONG\r\n"]) as talkative:
+        assert ping(talkative, 20) == b"PONG"
+
+
+def test_a_reply_in_small_pieces_must_be_in_time_too():
+    began = time.monotonic()
+    with Talkative([b"*1000\r\n", *[b":1\r\n"] * 1000], 0.05) as talkative, pytest.raises(redis.TimeoutError):
+        ping(talkative, 0.5)
+    assert time.monotonic() - began < 25  # of 50
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_timer_that_sends_signals_does_not_prolong_a_call(start, use, configure):  # noqa: F811
+    server = start()
+    use(server.url)
+    configure(TIMEOUT=0.2)
+    previous = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    try:
+        assert not check("alice", ROOMY).degraded
+        with onlooker(server.url) as client:
+            client.execute_command("CLIENT", "PAUSE", 20_000, "WRITE")
+            began = time.monotonic()
+            assert check("alice", ROOMY).degraded
+            assert time.monotonic() - began < 10
+            client.execute_command("CLIENT", "UNPAUSE")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def test_decisions_of_each_kind_can_be_copied_and_stored(lasting):
+    policies = (ONE, Policy("roomy", (100, YEAR)))
+    decisions = [check("alice", policies), check("bob", ONE), use_up(check, ONE, "carol"), check("carol", ONE)]
+    assert type(decisions[-1]) is Repeated
+    for decision in decisions:
+        for again in (copy.copy(decision), copy.deepcopy(decision), pickle.loads(pickle.dumps(decision))):
+            assert again == decision
+            assert again.retry_after == decision.retry_after
+            assert refund(again) is False
+
+
+def test_what_is_left_of_a_fixed_window_gets_less_from_its_first_second_on():
+    policy = Policy("fixed", "5/10s", algo=FIXED_WINDOW)
+    told = Decision(False, (Outcome(policy, "alice", False, 5, 5, 0, 9.5, 9.5, Left(10)),))
+    assert [Repeated(told, age).ttl for age in (0.0, 0.4, 0.9, 9.4)] == [10, 10, 9, 1]
+    assert [Repeated(told, age).outcomes[0].ttl for age in (0.0, 0.9)] == [10, 9]
+    told = Decision(False, (Outcome(policy, "alice", False, 5, 5, 0, 9.5, 9.5, 10),))
+    assert Repeated(told, 5).ttl == 10
+
+
+def test_an_identity_of_no_letters_is_one_like_others():
+    assert check(Id(""), ROOMY).current_count == 0
+    assert check(Id(""), ROOMY).current_count == 1
+
+
+def test_a_setting_that_was_not_there_before_is_seen_by_what_is_remembered(settings, lasting):
+    del settings.RATE_LIMITER
+    use_up(check, ONE)
+    assert type(check("alice", ONE)) is Repeated
+    with override_settings(RATE_LIMITER={"MAX_REQUESTS": 100}):
+        settings.CACHES  # noqa: B018  (somebody else reads it)
+        assert type(check("alice", ONE)) is Decision
+
+
+def test_two_that_refuse_tell_of_the_one_with_the_longer_wait(rf):
+    def told(*waits):
+        policies = Policy("a", "5/h"), Policy("b", "10/h")
+        outcomes = [
+            Outcome(policy, "alice", False, policy.capacity, 5, 0, wait, 60.0, 3600)
+            for policy, wait in zip(policies, waits, strict=True)
+        ]
+        return responses.plain_refusal(rf.get("/"), Decision(False, tuple(outcomes)))["X-RateLimit-Limit"]
+
+    assert [told(10.0, 5.0), told(5.0, 10.0)] == ["5", "10"]
+
+
+async def test_connections_of_loops_are_kept_alive_as_those_of_threads(start, use):  # noqa: F811
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    start("--port", str(port))
+    use(f"redis://127.0.0.1:{port}/0")
+    assert not check("alice", ROOMY).degraded
+    assert not (await acheck("alice", ROOMY)).degraded
+    server = backend.site().master
+    channel = server._channels[asyncio.get_running_loop()]
+    both = [server._quick.idle[0].connection.plug, channel._wire.transport.get_extra_info("socket")]
+    for level, option in (
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL),
+    ):
+        assert len({each.getsockopt(level, option) for each in both}) == 1
+
+
+def test_tls_options_for_threads_alone_do_not_reach_a_loop():
+    options = {"host": "h", "ssl_check_hostname": False, "ssl_validate_ocsp": False}
+    assert _for_tls(options) == {"host": "h", "ssl_check_hostname": False}

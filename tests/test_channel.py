@@ -94,13 +94,13 @@ def test_a_whole_batch_that_was_cancelled_keeps_nobody_waiting(own, run, connect
 
 
 def test_a_server_that_hangs_is_left_alone_though_nobody_waits_until_the_end(own, use, run, configure):  # noqa: F811
-    configure(TIMEOUT=0.2)
+    configure(TIMEOUT=1)
     with Proxy(own.url) as proxy:
         use(proxy.url)
 
         async def impatient():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.15):
+                async with asyncio.timeout(0.6):
                     await acheck("alice", ROOMY)
 
         async def main():
@@ -138,7 +138,7 @@ def test_a_connection_that_the_server_closed_while_nobody_asked_is_replaced(own,
 
 
 def test_a_reply_that_does_not_come_fails_all_in_flight_in_time_and_the_next_go_on(own, use, run, configure):  # noqa: F811
-    configure(TIMEOUT=0.3)
+    configure(TIMEOUT=1)
     with Proxy(own.url) as proxy:
         use(proxy.url)
 
@@ -150,7 +150,7 @@ def test_a_reply_that_does_not_come_fails_all_in_flight_in_time_and_the_next_go_
             proxy.drop(of="EVALSHA")
             began = asyncio.get_running_loop().time()
             assert all(each.degraded for each in await some(3 * MOST_IN_FLIGHT))
-            assert asyncio.get_running_loop().time() - began < 5
+            assert asyncio.get_running_loop().time() - began < 10
             proxy.pass_all()
             its = backend.site().master.breaker
             while its.error is not None:

@@ -23,9 +23,12 @@ def decide(plan: Plan, reply: Any) -> Decision:
 
 def _all_pass(reply: Any, number: int) -> bool:
     """Whether it is an answer of our script by which every policy passes."""
-    if type(reply) is not list or len(reply) != 7 * number + 1:
+    if type(reply) is not list or len(reply) != 7 * number + 1 or reply[1::7] != [1] * number:
         return False
-    return reply[1::7] == [1] * number and set(map(type, reply)) == {int}
+    try:
+        return sum(reply) > 0
+    except TypeError:  # not all are numbers
+        return False
 
 
 class _Lazily(Decision):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from time import monotonic
 from typing import Any
 
 import redis
@@ -30,7 +31,7 @@ class _Request:
 
     def __init__(self, message: Message, future: asyncio.Future[Any], ends: float) -> None:
         self.message, self.future = message, future
-        self.ends = ends  # when its time is up, which begins anew when it is sent
+        self.ends = ends  # when its time is up; once it is sent, by the loop's clock
         self.replies: list[Any] = []
 
     def add(self, reply: Any) -> bool:
@@ -71,8 +72,8 @@ class _Wire(asyncio.Protocol):
         try:
             self.feed(data)
             while (reply := self.gets()) is not False:
-                if isinstance(reply, redis.ConnectionError):  # it is loading, say, or wants a password
-                    raise reply
+                if type(reply) is not list and isinstance(reply, redis.ConnectionError):
+                    raise reply  # it is loading, say, or wants a password
                 if sent[0].add(reply):
                     sent.popleft()
         except Exception as error:  # noqa: BLE001  (whatever a reader makes of nonsense, or of a reply to no question)
@@ -114,7 +115,7 @@ class Channel:
     def ask(self, message: Message) -> asyncio.Future[Any]:
         """Will have the reply, or a list of them when there are several; an error among them is given, not raised."""
         future = self.loop.create_future()
-        self.waiting.append(_Request(message, future, self.loop.time() + LONGEST_WAIT))
+        self.waiting.append(_Request(message, future, monotonic() + LONGEST_WAIT))
         if not self._begun:
             self._begun = True
             self.loop.call_soon(self._begin)
@@ -144,7 +145,7 @@ class Channel:
 
     def _write(self, wire: _Wire) -> None:
         requests: list[_Request] = []
-        now = self.loop.time()
+        now = monotonic()
         while self.waiting and len(wire.sent) + len(requests) < MOST_IN_FLIGHT:
             request = self.waiting.popleft()
             if request.future.done():
@@ -154,7 +155,7 @@ class Channel:
             else:
                 request.future.set_exception(NoConnectionError(f"{self.name} has too much to answer."))
         if requests:
-            wire.send(requests, now + self.timeout)
+            wire.send(requests, self.loop.time() + self.timeout)
             self._keep_time()
 
     def answered(self) -> None:

@@ -6,8 +6,8 @@ So it is told again without asking, for a second at most, within which what ends
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Iterable
+from time import monotonic
 from typing import Any, NamedTuple
 
 from . import conf
@@ -30,6 +30,8 @@ class _Refusal(NamedTuple):
     ended: int  # how often units had come back by then
 
 
+_setting = conf.read_before.get
+
 known: dict[Hashable, _Refusal] = {}
 ended = 0
 changed: dict[str, float] = {EVERY_POLICY: 0.0}  # by policy: when units of it came back last
@@ -46,10 +48,10 @@ def again(identity: Any, policy: Any, cost: int) -> Decision | None:
     if found is None or type(cost) is not int:
         return None
     decision, asked, told, until, rules, caches, kept, names, ends = found
-    now, settings = time.monotonic(), conf.read_before
+    now = monotonic()
     if now >= until or kept is not policy:
         return None
-    if settings.get("CACHES") is not caches or (settings.get("RATE_LIMITER") or conf.config()) is not rules:
+    if _setting("CACHES") is not caches or (_setting("RATE_LIMITER") or conf.config()) is not rules:
         return None
     if ends != ended and not _stands(names, asked):
         return None
@@ -62,8 +64,8 @@ def remember(identity: Any, policy: Any, cost: int, decision: Decision, asked: f
         return  # units came back while it was on its way
     if len(known) >= MOST:
         known.clear()  # they last a second anyway
-    told, until, settings = time.monotonic(), asked + min(decision.retry_after, LONGEST), conf.read_before
-    rules, caches = settings.get("RATE_LIMITER") or conf.config(), settings.get("CACHES")
+    told, until = monotonic(), asked + min(decision.retry_after, LONGEST)
+    rules, caches = _setting("RATE_LIMITER") or conf.config(), _setting("CACHES")
     known[type(identity), identity, id(policy), cost] = _Refusal(
         decision, asked, told, until, rules, caches, policy, names, ends
     )
@@ -72,7 +74,7 @@ def remember(identity: Any, policy: Any, cost: int, decision: Decision, asked: f
 def end(names: Iterable[str] = (EVERY_POLICY,)) -> None:
     """Units came back: what was refused under these policies before now may be allowed."""
     global ended
-    now = time.monotonic()
+    now = monotonic()
     for name in names:
         changed[name] = now
     ended += 1

@@ -21,7 +21,9 @@ POLICY = Policy("p", "2/h")
 def now(monkeypatch):
     """This process' clock, to be moved on."""
     moved = [0.0]
-    monkeypatch.setattr(refusals.time, "monotonic", lambda began=time.monotonic: began() + moved[0])
+    real = time.monotonic
+    for module in (time, refusals):
+        monkeypatch.setattr(module, "monotonic", lambda: real() + moved[0])
 
     def move(seconds: float) -> None:
         moved[0] += seconds

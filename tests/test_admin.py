@@ -70,7 +70,7 @@ def ask_as(user, times: int) -> list[int]:
 def test_every_page_opens_with_and_without_traffic(admin_client, alice, name):
     assert admin_client.get(url(name)).status_code == 200
     ask_as(alice, 5)
-    background.run()
+    background.run(20)
     assert admin_client.get(url(name)).status_code == 200
 
 
@@ -145,7 +145,7 @@ def test_a_policy_whose_rate_only_a_request_can_tell_is_shown_once_it_refused(ad
     with contextlib.suppress(AssertionError):
         view(request_of(alice))
     assert view(request_of(alice)).status_code == 429
-    background.run()
+    background.run(20)
     (row,) = admin_client.get(url("users")).context["rows"]
     assert (row.who.user, row.outcome.policy, row.outcome.current_count, row.outcome.limit) == (alice, "plan", 1, 1)
 
@@ -219,7 +219,7 @@ def test_rows_can_be_sorted(admin_client, sort):
 
 def test_who_was_refused_is_on_the_watch_list_with_the_reason_on_their_page(admin_client, alice):
     assert ask_as(alice, 5) == [200, 200, 200, 429, 429]
-    background.run()
+    background.run(20)
     (row,) = admin_client.get(url("users")).context["rows"]
     assert (row.who.user, row.outcome.policy, row.refused_today, row.percent) == (alice, "page", 2, 100)
     page = admin_client.get(url("identity", id=str(alice.pk)))
@@ -318,7 +318,7 @@ class TestRefusals:
             raise AssertionError
 
         ask_as(alice, 5)
-        background.run()
+        background.run(20)
 
     def test_they_are_listed_and_filtered(self, admin_client, alice):
         for query, number in (
@@ -360,7 +360,7 @@ def test_shadow_policies_tell_what_they_would_refuse(admin_client, alice, settin
         MIDDLEWARE=[{"path": "/page", "policies": ["trial"]}, {"path": "/", "exempt": True}],
     )
     ask_as(alice, 3)
-    background.run()
+    background.run(20)
     (summary,) = admin_client.get(url("shadow")).context["summaries"]
     assert (summary["day_allowed"], summary["day_shadowed"]) == (1, 2)
     assert round(summary["share"]) == 67
@@ -388,7 +388,7 @@ def test_without_redis_an_action_is_not_said_to_be_done(admin_client):
 
 def test_the_overview_tells_of_server_policies_and_the_refused(admin_client, alice):
     ask_as(alice, 5)
-    background.run()
+    background.run(20)
     context = admin_client.get(url("changelist")).context
     summary = next(each for each in context["summaries"] if each["policy"] == "page")
     assert (summary["hour_allowed"], summary["hour_refused"]) == (3, 2)

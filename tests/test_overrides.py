@@ -176,7 +176,7 @@ class TestModel:
         client.flushdb()
         assert check("alice").limit == 5
         monkeypatch.setattr(overrides, "_next_look", 0.0)
-        background.run()
+        background.run(20)
         assert client.exists(overrides.COMPLETE)
         assert check("alice").limit == 2
 

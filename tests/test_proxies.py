@@ -360,7 +360,7 @@ def test_a_credential_is_nowhere_in_clear(settings, configure, caplog, client, k
         site.serve(rate_limit("1/m", key=key, group="g")(site.view(ok)))
         responses = [site.get(headers=headers) for _ in range(2)]
         assert_refusal(responses[1], policies=["g"])
-        background.run()
+        background.run(20)
         stored = b"".join(client.dump(each) + each for each in client.keys())
         told = json.dumps([dict(response.headers) for response in responses]) + str([r.content for r in responses])
         (counter,) = counters(client)

@@ -165,7 +165,7 @@ def _ask_and_end(times):
 @pytest.mark.background
 def test_a_process_that_ends_in_order_loses_nothing_and_a_fork_has_its_own_thread():
     ask(Policy("p", "100/m", key="ip"))
-    background.run()
+    background.run(20)
     workers = [multiprocessing.get_context("fork").Process(target=_ask_and_end, args=(20,)) for _ in range(3)]
     for worker in workers:
         worker.start()
@@ -177,7 +177,7 @@ def test_a_process_that_ends_in_order_loses_nothing_and_a_fork_has_its_own_threa
 @pytest.mark.background
 def test_statistics_never_fail_a_request(monkeypatch):
     monkeypatch.setattr(stats, "flush", lambda: 1 / 0)
-    background.run()
+    background.run(20)
     ask(Policy("p", "3/m", key="ip"), 2)
 
 

@@ -30,7 +30,7 @@ CHUNK = 16_384  # bytes to read at once; the reply to a decision has about a hun
 
 class _Ours:
     """A connection of redis-py's that lets us have its socket: its own way to send and to read takes twice the time of
-    all else in a call. Should redis-py give this hook another name, that way is gone."""
+    all else in a call."""
 
     plug: Any = None
 
@@ -61,6 +61,11 @@ def is_fake(connection_class: type) -> bool:
     return connection_class.__module__.partition(".")[0] == "fakeredis"
 
 
+def gives_its_socket(connection_class: type) -> bool:
+    """Not if a redis-py to come has another name for its hook."""
+    return hasattr(connection_class, "_connect") and not is_fake(connection_class)
+
+
 @lru_cache
 def ours(connection_class: type) -> type:
     return type(connection_class.__name__, (_Ours, connection_class), {})
@@ -84,6 +89,9 @@ class Line:
             if isinstance(error, ResponseError):  # to the password, say, or the database's number
                 raise redis.ConnectionError(str(error)) from error
             raise
+        self._plug_in()
+
+    def _plug_in(self) -> None:
         replies = reader()
         self._sendall, self._recv = self.connection.plug.sendall, self.connection.plug.recv
         self._feed, self._gets, self._has_more = replies.feed, replies.gets, replies.has_data
@@ -130,14 +138,13 @@ class Line:
             return True
 
 
-class FakeLine(Line):
-    """Through fakeredis, by redis-py's own ways."""
+class OrdinaryLine(Line):
+    """By redis-py's own ways, where its socket is not to be had."""
 
     __slots__ = ()
 
-    def connect(self) -> None:
-        self.connection.disconnect()
-        self.connection.connect()
+    def _plug_in(self) -> None:
+        """There is nothing to plug into."""
 
     def ask(self, message: Message) -> Any:
         self.connection.send_packed_command((message.packed,), check_health=False)

@@ -20,7 +20,7 @@ from redis.exceptions import ResponseError
 
 from .breaker import Breaker
 from .channel import Channel
-from .lines import FakeLine, Line, Lines, NoConnectionError, is_fake, ours
+from .lines import Line, Lines, NoConnectionError, OrdinaryLine, gives_its_socket, is_fake, ours
 from .wire import Batch, Message, first_error, pack
 
 PATIENCE = 1.0  # seconds that a page waits for a reply, where a decision waits for TIMEOUT
@@ -62,9 +62,9 @@ class Server:
     def line(self, timeout: float) -> Line:
         """A new connection, not connected yet."""
         kind, options = self._connection_class, {**self._options, "socket_connect_timeout": self.timeout}
-        if is_fake(kind):
-            return FakeLine(kind(**options, socket_timeout=timeout))
-        return Line(ours(kind)(**options, socket_timeout=timeout))
+        if gives_its_socket(kind):
+            return Line(ours(kind)(**options, socket_timeout=timeout))
+        return OrdinaryLine(kind(**options, socket_timeout=timeout))
 
     def send(self, message: Message, *, patient: bool = False) -> Any:
         """The reply, or a list of them when there are several; the first error among them is raised."""

@@ -7,7 +7,8 @@ import random
 import pytest
 from redis.exceptions import MovedError, NoScriptError, ResponseError
 
-from rlaas_django import Policy, acheck, check, wire
+from rlaas_django import Policy, acheck, backend, check, reset, server, wire
+from rlaas_django.lines import OrdinaryLine
 from rlaas_django.policy import ALGORITHMS
 from tests.test_backend import own, start, use  # noqa: F401
 
@@ -62,6 +63,17 @@ def test_what_is_no_reply_raises(nonsense):
     reader.feed(nonsense)
     with pytest.raises(ValueError):  # noqa: PT011
         reader.gets()
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_decisions_by_redis_pys_own_ways_are_the_same(own, monkeypatch, algo):  # noqa: F811
+    """Should it give its hook another name."""
+    monkeypatch.setattr(server, "gives_its_socket", lambda kind: False)
+    policies = [Policy("few", "3/h", algo=algo), Policy("many", "100000/h", algo=algo)]
+    told = [check("alice", policies) for _ in range(4)]
+    assert [(each.allowed, each.degraded) for each in told] == [(True, False)] * 3 + [(False, False)]
+    assert type(backend.site().master._quick.idle[0]) is OrdinaryLine
+    assert reset("alice", policies) == 2
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)

@@ -1,8 +1,9 @@
 """Rate limiting for Django: exact decisions in one Redis round trip."""
 
+from .core.decision import Decision, Outcome
+from .core.policy import Policy, PolicyError, Rate
 from .decorators import rate_limit
 from .limiter import acheck, apeek, arefund, areset, check, peek, refund, reset
-from .policy import Decision, Outcome, Policy, PolicyError, Rate
 
 __version__ = "0.1.0"
 

@@ -1,3 +1,5 @@
+import logging
+
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
@@ -9,3 +11,6 @@ class RlaasDjangoConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks  # noqa: F401  (registers them)
+        from .http.responses import SuppressedRefusals
+
+        logging.getLogger("django.request").addFilter(SuppressedRefusals())

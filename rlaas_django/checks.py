@@ -10,8 +10,11 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 
-from . import backend, conf, decorators, identity
-from .policy import DEFAULT, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, Policy, Rate, nearest
+from . import backend, conf
+from .core import registry
+from .core.keys import key_kind
+from .core.policy import DEFAULT, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, Policy, Rate, nearest
+from .http.identity import key_function
 
 LARGE_LOG = 1000
 BYTES_PER_ENTRY = 120  # of a ZSET past 128 entries, as MEMORY USAGE counts
@@ -98,10 +101,10 @@ def _large_logs(config: conf.Config) -> Iterator[conf.Problem]:
 def _keys(config: conf.Config) -> Iterator[conf.Problem]:
     """A dotted path is imported here rather than by the first request."""
     for policy in config.policies.values():
-        if identity.kind_of(policy.key) != "key":
+        if key_kind(policy.key) != "key":
             continue
         try:
-            found = identity.function(policy.key)
+            found = key_function(policy.key)
         except ImportError as error:
             yield conf.Problem("E011", f"Policy {policy.name!r}: its key {policy.key!r} cannot be imported: {error}")
         else:
@@ -159,11 +162,6 @@ def _decorated_views(config: conf.Config) -> Iterator[conf.Problem]:
 
 
 def _used_policies() -> Iterator[tuple[str, str | Policy]]:
-    for limit in decorators.in_use:
-        for view, gate in limit.gates.items():
-            for policy in gate.policies:
-                yield view, policy
-        if not limit.gates:  # method_decorator shows us the view with its first request
-            for named in limit.limits:
-                if isinstance(named, (str, Policy)):
-                    yield "A method", named
+    for limits in registry.limits_in_use():
+        for policy in limits.policies:
+            yield limits.name, policy

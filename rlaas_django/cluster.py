@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import Any, ClassVar
 
 from django_redis import pool
@@ -19,33 +18,25 @@ from redis.connection import parse_url
 
 
 class ConnectionFactory(pool.ConnectionFactory):  # type: ignore[misc]
-    """Gives the cache a cluster client per URL and process; the limiter takes the nodes' options from it."""
+    """Gives the cache one cluster client per URL and process; the limiter takes the nodes' options from it."""
 
-    _clusters: ClassVar[dict[tuple[int, str], RedisCluster]] = {}
-    _lock: ClassVar[threading.Lock] = threading.Lock()
+    clients: ClassVar[dict[tuple[int, str], RedisCluster]] = {}
 
     def connect(self, url: str) -> RedisCluster:
-        with self._lock:
-            key = os.getpid(), url
-            if key not in self._clusters:
-                options = {**self._parameters(url), **self.redis_client_cls_kwargs}
-                self._clusters[key] = RedisCluster.from_url(url, **options)
-            return self._clusters[key]
+        key = os.getpid(), url
+        if key not in self.clients:
+            options = {**self._parameters(url), **self.redis_client_cls_kwargs}
+            # Of two threads that make one at once, one is kept.
+            self.clients.setdefault(key, RedisCluster.from_url(url, **options))
+        return self.clients[key]
 
     def disconnect(self, connection: RedisCluster) -> None:
         connection.disconnect_connection_pools()  # type: ignore[no-untyped-call]
 
     def node_options(self, url: str) -> dict[str, Any]:
-        """What a connection to the node at this URL is made of, without asking it anything."""
+        """Return the options of a connection to the node at this URL; nothing is sent."""
         return {**parse_url(url), **self._parameters(url)}  # type: ignore[no-untyped-call]
 
     def _parameters(self, url: str) -> dict[str, Any]:
         parameters = {**self.make_connection_params(url), **self.pool_cls_kwargs}
         return {name: value for name, value in parameters.items() if name not in ("url", "parser_class")}
-
-
-def _renew_lock() -> None:
-    ConnectionFactory._lock = threading.Lock()  # the parent's may have been held
-
-
-os.register_at_fork(after_in_child=_renew_lock)

@@ -1,19 +1,26 @@
-"""The only reader of Django's settings: RATE_LIMITER, turned into values once and again when it is replaced."""
+"""The only reader of Django's settings: RATE_LIMITER, parsed once and again after `setting_changed`."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.dispatch import receiver
 from django.utils.encoding import force_bytes
 from django.utils.module_loading import import_string
 
-from .policy import ALGORITHMS, DEFAULT, SLIDING_WINDOW, Policy, PolicyError, nearest, shown, unknown_algorithm
+from .core import process
+from .core.keys import Encoding
+from .core.policy import ALGORITHMS, DEFAULT, SLIDING_WINDOW, Policy, PolicyError, nearest, shown, unknown_algorithm
+from .core.rules import Rule, parse_rule, refuse_unknown
 
 DEFAULTS: dict[str, Any] = {
     "ENABLED": True,
@@ -35,7 +42,6 @@ DEFAULTS: dict[str, Any] = {
     "LOG_LINES_PER_SECOND": 10,
 }
 POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow")
-RULE_OPTIONS = ("path", "regex", "methods", "policies", "exempt")
 _BOUNDS = {
     "IPV6_PREFIX": (1, 128),
     "LOG_LINES_PER_SECOND": (0, 1_000_000),
@@ -49,13 +55,13 @@ PROXY_HEADERS = {
     "X-Forwarded-For": ("HTTP_X_FORWARDED_FOR",),
     "Forwarded": ("HTTP_FORWARDED",),
 }
-UNIX = "unix"  # in TRUSTED_PROXIES: who connects through a unix socket, and so has no address, is a proxy
+UNIX = "unix"  # in TRUSTED_PROXIES: a client of a unix socket, which has no address, is a proxy
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Problem(NamedTuple):
-    """Something wrong in the settings, as a system check tells it."""
+    """A mistake in the settings, as a system check reports it."""
 
     id: str
     message: str
@@ -63,30 +69,8 @@ class Problem(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """A line of RATE_LIMITER['MIDDLEWARE']: which requests, and what holds for them."""
-
-    path: str | None
-    regex: re.Pattern[str] | None
-    methods: frozenset[str] | None
-    policies: tuple[str, ...]  # none: exempt
-
-    @property
-    def matches_all(self) -> bool:
-        return self.methods is None and self.regex is None and self.path in (None, "/")
-
-    def matches(self, path: str, method: str | None) -> bool:
-        if self.methods is not None and method not in self.methods:
-            return False
-        if self.regex is not None:
-            return self.regex.search(path) is not None
-        # By whole segments: what holds for /health does not hold for /healthcare.
-        return self.path is None or path == self.path or path.startswith(self.path.rstrip("/") + "/")
-
-
-@dataclass(frozen=True, slots=True)
 class Config:
-    """RATE_LIMITER, read and checked."""
+    """RATE_LIMITER, parsed and checked."""
 
     enabled: bool
     algo: str
@@ -99,10 +83,14 @@ class Config:
     rules: tuple[Rule, ...]
     proxies: tuple[Network | str, ...]
     proxy_headers: tuple[str, ...]  # as META names them
-    ipv6_prefix: int
+    encoding: Encoding
     headers: frozenset[str]
     response: Any
     log_lines: int
+    # What other modules make of these settings: connections, compiled policy sets, cached refusals. With other settings
+    # comes another Config, which starts with none of it.
+    derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    pid: int = field(default_factory=os.getpid, repr=False, compare=False)
 
     def policy(self, name: str) -> Policy:
         try:
@@ -113,32 +101,15 @@ class Config:
             ) from None
 
 
-def with_head(methods: Iterable[str]) -> frozenset[str]:
-    """Methods as they are matched; HEAD runs the view of GET, and would be a way around its limit."""
-    upper = {method.upper() for method in methods}
-    return frozenset(upper | {"HEAD"} if "GET" in upper else upper)
-
-
-# Where Django keeps the settings that were read before; they are taken out when they change. To ask `settings` itself
-# takes ten times as long, and every request asks.
-read_before = vars(settings)
-
-
 def raw() -> Any:
-    try:
-        return read_before["RATE_LIMITER"]
-    except KeyError:
-        return getattr(settings, "RATE_LIMITER", None)
-
-
-def caches() -> Any:
-    return read_before.get("CACHES") or settings.CACHES
+    """Return RATE_LIMITER as it is written."""
+    return getattr(settings, "RATE_LIMITER", None)
 
 
 def cache_entry(alias: str) -> dict[str, Any]:
-    """The entry of CACHES for an alias; its identity changes when the setting does."""
+    """Return the entry of CACHES for an alias."""
     try:
-        entry: dict[str, Any] = caches()[alias]
+        entry: dict[str, Any] = settings.CACHES[alias]
     except KeyError:
         raise ImproperlyConfigured(
             f"RATE_LIMITER['CACHE'] should name an alias in CACHES, not {alias!r}{nearest(alias, settings.CACHES)}"
@@ -150,32 +121,37 @@ def middleware() -> list[str]:
     return [*settings.MIDDLEWARE]
 
 
-def secret() -> bytes:
-    """What credentials are digested with."""
-    return force_bytes(settings.SECRET_KEY)
-
-
+@cache
 def config() -> Config:
-    """The settings in force. A replaced setting (override_settings) is a new object, and is read again."""
-    global _current
-    known, current = _current
-    if current is not None and known is not None and read_before.get("RATE_LIMITER") is known:
-        return current
-    value = raw()
-    if known is not value or current is None:
-        problems: list[Problem] = []
-        current = read(value, problems)
-        if current is None:
-            raise ImproperlyConfigured(" ".join(problem.message for problem in problems))
-        _current = value, current
+    """Return the settings in force."""
+    problems: list[Problem] = []
+    current = read(raw(), problems)
+    if current is None:
+        raise ImproperlyConfigured(" ".join(problem.message for problem in problems))
     return current
 
 
-_current: tuple[Any, Config | None] = (None, None)
+@receiver(setting_changed)
+def _reload(*, setting: str, **_: object) -> None:
+    if setting in ("RATE_LIMITER", "CACHES", "SECRET_KEY"):
+        config.cache_clear()
+
+
+# Kept in a forked process, never used: closing an asyncio transport of the parent's would close the parent's connection.
+_of_parent: list[Config] = []
+
+
+def _reset() -> None:
+    if config.cache_info().currsize and config().pid != os.getpid():
+        _of_parent.append(config())
+    config.cache_clear()
+
+
+process.on_fork(_reset)
 
 
 def read(value: Any, problems: list[Problem]) -> Config | None:
-    """Turn RATE_LIMITER into a Config; None, with the reasons in `problems`, when it cannot be."""
+    """Parse RATE_LIMITER; None, with the reasons in `problems`, when it is invalid."""
     value = {} if value is None else value
     if not isinstance(value, Mapping):
         problems.append(Problem("E001", f"RATE_LIMITER should be a dict, not {value!r}."))
@@ -201,7 +177,7 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
         rules=rules,
         proxies=proxies,
         proxy_headers=PROXY_HEADERS[options["PROXY_HEADER"]],
-        ipv6_prefix=options["IPV6_PREFIX"],
+        encoding=Encoding(options["IPV6_PREFIX"], force_bytes(settings.SECRET_KEY)),
         headers=frozenset(options["HEADERS"]),
         response=response,
         log_lines=options["LOG_LINES_PER_SECOND"],
@@ -264,66 +240,21 @@ def _policy(name: Any, definition: Any, algo: str) -> Policy:
         raise PolicyError("'default' is the policy of MAX_REQUESTS and WINDOW_SIZE; choose another name.")
     if not isinstance(definition, Mapping) or "rate" not in definition:
         raise PolicyError(f'{definition!r} is not a policy; write {{"rate": "5/m", "key": "ip"}}.')
-    _refuse_unknown(definition, POLICY_OPTIONS)
-    # A burst under the default algorithm is refused here, at `manage.py check`, and not at the first request.
+    refuse_unknown(definition, POLICY_OPTIONS)
+    # With the algorithm, so that a burst without a token bucket is found here and not by the first request.
     defaults = {"algo": algo} if algo in ALGORITHMS else {}
     return Policy(name, **{**defaults, **definition})
 
 
-def _refuse_unknown(options: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for option in options:
-        if option not in known:
-            raise PolicyError(
-                f"there is no option {option!r}{nearest(option, known)} The options are {', '.join(known)}."
-            )
-
-
-def _rules(lines: Any, policies: Mapping[str, Policy], problems: list[Problem]) -> Iterator[Rule]:
-    if not isinstance(lines, (list, tuple)):
-        problems.append(Problem("E008", f"RATE_LIMITER['MIDDLEWARE'] should be a list of rules, not {lines!r}."))
+def _rules(entries: Any, policies: Mapping[str, Policy], problems: list[Problem]) -> Iterator[Rule]:
+    if not isinstance(entries, (list, tuple)):
+        problems.append(Problem("E008", f"RATE_LIMITER['MIDDLEWARE'] should be a list of rules, not {entries!r}."))
         return
-    for i, line in enumerate(lines):
+    for i, entry in enumerate(entries):
         try:
-            yield _rule(line, policies)
+            yield parse_rule(entry, policies)
         except (PolicyError, re.error) as error:
             problems.append(Problem("E008", f"RATE_LIMITER['MIDDLEWARE'][{i}]: {error}"))
-
-
-def _rule(line: Any, policies: Mapping[str, Policy]) -> Rule:
-    if not isinstance(line, Mapping):
-        raise PolicyError(f'{line!r} is not a rule; write {{"path": "/api/", "policies": ["search"]}}.')
-    _refuse_unknown(line, RULE_OPTIONS)
-    path, regex, methods = line.get("path"), line.get("regex"), line.get("methods")
-    if not isinstance(path, str | None) or (path is not None and not path.startswith("/")):
-        raise PolicyError(f"path {path!r} does not begin with a slash.")
-    if not isinstance(regex, str | None):
-        raise PolicyError(f"regex {regex!r} is not text.")
-    if path is not None and regex is not None:
-        raise PolicyError("a rule has a path or a regex, not both.")
-    if not isinstance(methods, list | tuple | None) or not all(isinstance(method, str) for method in methods or ()):
-        raise PolicyError(f'methods {methods!r} is not a list; write ["POST"].')
-    return Rule(
-        path,
-        None if regex is None else re.compile(regex),
-        None if methods is None else with_head(methods),
-        _rule_policies(line, policies),
-    )
-
-
-def _rule_policies(line: Mapping[str, Any], policies: Mapping[str, Policy]) -> tuple[str, ...]:
-    exempt, named = line.get("exempt", False), line.get("policies")
-    if type(exempt) is not bool or (exempt and named is not None):
-        raise PolicyError("a rule has policies, or exempt: True.")
-    if exempt:
-        return ()
-    if named is None:
-        return (DEFAULT,)
-    if not isinstance(named, (list, tuple)) or not named:
-        raise PolicyError(f'policies {named!r} is not a list of names; write ["search"].')
-    for name in named:
-        if name not in [*policies]:
-            raise PolicyError(f"RATE_LIMITER['POLICIES'] has no policy {name!r}{nearest(name, policies)}")
-    return tuple(named)
 
 
 def _proxies(networks: Any, problems: list[Problem]) -> Iterator[Network | str]:
@@ -337,14 +268,14 @@ def _proxies(networks: Any, problems: list[Problem]) -> Iterator[Network | str]:
             problems.append(
                 Problem(
                     "E009",
-                    f"RATE_LIMITER['TRUSTED_PROXIES']: {network!r} is no address or network.",
+                    f"RATE_LIMITER['TRUSTED_PROXIES']: {network!r} is not an address or network.",
                     'Write addresses or networks such as "10.0.0.0/8", or "unix" for a server behind a unix socket.',
                 )
             )
 
 
 def _imported(key: str, value: Any, problems: list[Problem]) -> Any:
-    """A callable, or what its dotted path leads to."""
+    """Return a callable, importing its dotted path."""
     try:
         found = import_string(value) if isinstance(value, str) else value
     except ImportError as error:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import re
-import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -15,25 +12,16 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.decorators import method_decorator
 
-from .conf import with_head
-from .gate import Gate, Respond, aenter, enter
-from .policy import (
-    DEFAULT,
-    LONGEST_NAME,
-    NAME,
-    RATE_FORMS,
-    KeyFunction,
-    Policy,
-    PolicyError,
-    Rate,
-    RateFunction,
-    RateLike,
-)
+from .core import registry
+from .core.policy import DEFAULT, NAME, RATE_FORMS, KeyFunction, Policy, PolicyError, Rate, RateFunction, RateLike
+from .core.registry import Limits as LimitsInUse
+from .core.rules import with_head
+from .http.gate import aenter, enter
+from .http.limits import Limits, Respond
+from .http.view_names import owner_of, policy_name, view_name
 
 View = Callable[..., Any]
 
-# What the system checks look through: every decorator that is in use.
-in_use: weakref.WeakSet[Limit] = weakref.WeakSet()
 
 
 def rate_limit(
@@ -61,110 +49,128 @@ def rate_limit(
     """
     given = {"key": key, "algo": algo, "burst": burst, "on_failure": on_failure, "shadow": shadow or None}
     options = {option: value for option, value in given.items() if value is not None}
-    gate = Gate(
-        policies=(),
-        cost=cost,
-        methods=None if method is None else with_head([method] if isinstance(method, str) else method),
-        block=block,
-        response=response,
-        charge_when=charge_when,
-        charge_on_error=charge_on_error,
-    )
-    if len(limits) == 1 and callable(limits[0]) and not options and group is None and gate == Gate(()):
+    applied = {
+        "cost": cost,
+        "methods": None if method is None else with_head([method] if isinstance(method, str) else method),
+        "block": block,
+        "response": response,
+        "charge_when": charge_when,
+        "charge_on_error": charge_on_error,
+    }
+    if len(limits) == 1 and callable(limits[0]) and not options and group is None and applied == _DEFAULTS:
         return _bare(limits[0])
-    return Limit(limits, options, group, gate)
+    return RateLimit(limits, options, group, applied)
+
+
+_DEFAULTS = {
+    "cost": 1,
+    "methods": None,
+    "block": True,
+    "response": None,
+    "charge_when": None,
+    "charge_on_error": True,
+}
 
 
 def _bare(function: View) -> View:
-    """`@rate_limit` on a view and `@rate_limit(rate_for)` look alike: either is a function of a request.
+    """Return the view with the default policy, which can also be applied as `@rate_limit(rate_for)`.
 
-    So it is taken for a view until it is put on one.
+    Either is a function of a request, so it is taken for a view until it is called with one.
     """
-    limited: View = Limit((), {}, None, Gate(()))(function)
+    limited: View = RateLimit((), {}, None, _DEFAULTS)(function)
     if isinstance(function, type) or iscoroutinefunction(function):
         return limited
 
     @functools.wraps(function)
     def either(*args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs and callable(args[0]) and not hasattr(args[0], "META"):
-            return Limit((function,), {}, None, Gate(()))(args[0])
+            return RateLimit((function,), {}, None, _DEFAULTS)(args[0])
         return limited(*args, **kwargs)
 
     return either
 
 
-class Limit:
-    """`@rate_limit(...)` with its arguments read, so that a typo fails at import."""
+class RateLimit:
+    """`@rate_limit(...)` with its arguments parsed, so that a typo fails at import."""
 
-    def __init__(self, limits: tuple[Any, ...], options: dict[str, Any], group: str | None, gate: Gate) -> None:
-        self.limits = tuple(map(_read, limits)) or (DEFAULT,)
-        self.options, self.group, self.gate = options, group, gate
-        if not callable(gate.cost) and (type(gate.cost) is not int or gate.cost < 0):
-            raise PolicyError(
-                f"The cost {gate.cost!r} is not a whole number of at least 0, nor a function of a request."
-            )
-        if iscoroutinefunction(gate.cost):
-            raise PolicyError(f"The cost {gate.cost!r} is an async function; write a plain one.")
-        self.gates: dict[str, Gate] = {}  # by the name of the view
-        named = [limit for limit in self.limits if isinstance(limit, (str, Policy))]
-        if (options or group) and len(named) == len(self.limits):
+    def __init__(
+        self, rates: tuple[Any, ...], options: dict[str, Any], group: str | None, applied: dict[str, Any]
+    ) -> None:
+        self.rates = tuple(map(_parse, rates)) or (DEFAULT,)
+        self.options, self.group, self.applied = options, group, applied
+        cost = applied["cost"]
+        if not callable(cost) and (type(cost) is not int or cost < 0):
+            raise PolicyError(f"The cost {cost!r} is not a whole number of at least 0, nor a function of a request.")
+        if iscoroutinefunction(cost):
+            raise PolicyError(f"The cost {cost!r} is an async function; write a plain one.")
+        self.views: dict[str, Limits] = {}  # by name
+        named = [rate for rate in self.rates if isinstance(rate, (str, Policy))]
+        if (options or group) and len(named) == len(self.rates):
             words = ", ".join([*options, *(["group"] if group else [])])
             raise PolicyError(f'{words}: these describe a rate, and there is none; write rate_limit("5/m", ...).')
         self._policies(group or "view")
-        in_use.add(self)
+        registry.sources.add(self)
 
     def __call__(self, view: Any) -> Any:
-        gate = self.gate_for(view)
+        limits = self.limits_for(view)
         if isinstance(view, type):
-            limited: Any = _limited_class(view, gate)
+            limited: Any = _limited_class(view, limits)
         else:
-            limited = _limited_function(view, gate)
+            limited = _limited_function(view, limits)
         # For the system checks, in use as long as the view is; and for the next decorator on the same view.
         limited.rate_limited_by = (*getattr(view, "rate_limited_by", ()), self)
         return limited
 
-    def gate_for(self, view: Any) -> Gate:
-        """method_decorator decorates anew for each request, so the gates are kept."""
-        name = _view_name(view)
-        if name in self.gates:
-            return self.gates[name]
-        gate = replace(self.gate, policies=self._policies_for(view, name))
+    def limits(self) -> list[LimitsInUse]:
+        """Return the views with their policies, for the registry."""
+        if self.views:
+            return [LimitsInUse(name, limits.policies) for name, limits in self.views.items()]
+        # method_decorator shows the view with its first request.
+        named = tuple(rate for rate in self.rates if isinstance(rate, (str, Policy)))
+        return [LimitsInUse("A method", named)] if named else []
+
+    def limits_for(self, view: Any) -> Limits:
+        """Return the limits of a view; they are kept, because method_decorator decorates anew for each request."""
+        name = view_name(view)
+        if name in self.views:
+            return self.views[name]
+        limits = Limits(self._policies_for(view, name), **self.applied)
         if view.__module__ != method_decorator.__module__:  # which tries a decorator out on a function of its own
-            self.gates[name] = gate
-        return gate
+            self.views[name] = limits
+        return limits
 
     def _policies_for(self, view: Any, name: str) -> tuple[str | Policy, ...]:
-        """A second decorator with a rate on the same view has a counter of its own, unless a group says otherwise."""
+        """Name the rates after the view; those of a second decorator on the same view get counters of their own."""
         if self.group:
             return self._policies(self.group)
-        below = [gate for limit in getattr(view, "rate_limited_by", ()) for gate in limit.gates.values()]
-        taken = {str(policy) for gate in below for policy in gate.policies if isinstance(policy, Policy)}
+        below = [limits for each in getattr(view, "rate_limited_by", ()) for limits in each.views.values()]
+        taken = {str(policy) for limits in below for policy in limits.policies if isinstance(policy, Policy)}
         policies, number = self._policies(name), 1
         while any(
-            isinstance(policy, Policy) and policy.name in taken for policy in policies if policy not in self.limits
+            isinstance(policy, Policy) and policy.name in taken for policy in policies if policy not in self.rates
         ):
             number += 1
             policies = self._policies(f"{name}-{number}")
         return policies
 
     def _policies(self, name: str) -> tuple[str | Policy, ...]:
-        """The policies, the rates among them named after the view; of several, each with its window."""
-        rates = [limit for limit in self.limits if not isinstance(limit, (str, Policy))]
+        """Return the policies; rates are named after the view, and of several each has its window in the name."""
+        rates = [rate for rate in self.rates if not isinstance(rate, (str, Policy))]
         policies: list[str | Policy] = []
-        for limit in self.limits:
-            if isinstance(limit, (str, Policy)):
-                policies.append(limit)
+        for rate in self.rates:
+            if isinstance(rate, (str, Policy)):
+                policies.append(rate)
                 continue
-            ending = "" if len(rates) == 1 else f"-{_ending(limit, rates)}"
-            policies.append(Policy(_policy_name(name, ending), limit, **self.options))
+            ending = "" if len(rates) == 1 else f"-{_ending(rate, rates)}"
+            policies.append(Policy(policy_name(name, ending), rate, **self.options))
         if len({str(policy) for policy in policies}) < len(policies):
-            listed = ", ".join(map(str, self.limits))
+            listed = ", ".join(map(str, self.rates))
             raise PolicyError(f"{listed}: two of these are the same policy, or two rates over the same window.")
         return tuple(policies)
 
 
-def _read(limit: Any) -> Any:
-    """A name, a policy, a rate, or a function that gives one."""
+def _parse(limit: Any) -> Any:
+    """Return the name of a policy, a policy, a rate, or a function that returns one."""
     if isinstance(limit, Policy) or callable(limit):
         return limit
     if isinstance(limit, str) and "/" not in limit:
@@ -178,78 +184,43 @@ def _ending(limit: Rate | RateFunction, rates: list[Any]) -> str:
     return f"{limit.window}s" if isinstance(limit, Rate) else str(rates.index(limit) + 1)
 
 
-def _policy_name(name: str, ending: str) -> str:
-    """A view's name as a policy's: its characters, and its length."""
-    clean = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
-    if len(clean) + len(ending) > LONGEST_NAME:
-        digest = hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
-        clean = f"{digest}-{clean[len(ending) + len(digest) + 1 - LONGEST_NAME :]}"
-    return clean + ending
-
-
-def _view_name(view: Any) -> str:
-    owner, method = _owner(view)
-    if owner is not None:
-        return _class_name(type(owner)) + ("" if method == "dispatch" else f".{method}")
-    if (view_class := getattr(view, "view_class", getattr(view, "cls", None))) is not None:  # what as_view() made
-        return _class_name(view_class)
-    named = view.func if isinstance(view, functools.partial) else view
-    return f"{named.__module__}.{getattr(named, '__qualname__', type(named).__qualname__)}"
-
-
-def _class_name(view: type) -> str:
-    # Django REST framework's @api_view makes a class that is only called like the function.
-    name = view.__qualname__ if view.__qualname__.endswith(view.__name__) else view.__name__
-    return f"{view.__module__}.{name}"
-
-
-def _owner(view: Any) -> tuple[Any, str]:
-    """The object whose method this is, below other decorators, as method_decorator binds it; and the method's name."""
-    while view is not None:
-        bound: Any = getattr(view, "func", None)
-        if getattr(bound, "__self__", None) is not None:
-            return bound.__self__, bound.__name__
-        view = getattr(view, "__wrapped__", None)
-    return None, ""
-
-
 def _is_async_dispatch(view: Any) -> bool:
-    """A class-based view's dispatch is no coroutine function even when its handlers are."""
-    return bool(getattr(_owner(view)[0], "view_is_async", False))
+    """Return whether a class-based view is async: its dispatch is no coroutine function even then."""
+    return bool(getattr(owner_of(view)[0], "view_is_async", False))
 
 
-def _limited_function(view: View, gate: Gate) -> View:
+def _limited_function(view: View, limits: Limits) -> View:
     if iscoroutinefunction(view):
 
         @functools.wraps(view)
         async def limited(*args: Any, **kwargs: Any) -> Any:
-            return await aenter(gate, _request(args, kwargs), view, *args, **kwargs)
+            return await aenter(limits, _request(args, kwargs), view, *args, **kwargs)
     else:
         run: Any = aenter if _is_async_dispatch(view) else enter
 
         @functools.wraps(view)
         def limited(*args: Any, **kwargs: Any) -> Any:
-            return run(gate, _request(args, kwargs), view, *args, **kwargs)
+            return run(limits, _request(args, kwargs), view, *args, **kwargs)
 
     return limited
 
 
-def _limited_class(view: type, gate: Gate) -> type:
+def _limited_class(view: type, limits: Limits) -> type:
     dispatch = getattr(view, "dispatch", None)
     if dispatch is None:
-        raise TypeError(f"@rate_limit is for views, and {view.__qualname__} is none: it has no dispatch method.")
+        raise TypeError(f"@rate_limit is for views, and {view.__qualname__} is not one: it has no dispatch method.")
 
     @functools.wraps(dispatch)
     def limited(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         run: Any = aenter if getattr(self, "view_is_async", False) else enter
-        return run(gate, request, dispatch, self, request, *args, **kwargs)
+        return run(limits, request, dispatch, self, request, *args, **kwargs)
 
     view.dispatch = limited  # type: ignore[attr-defined]
     return view
 
 
 def _request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest:
-    """The request among a view's arguments, or a method's."""
+    """Return the request among a view's arguments, or a method's."""
     for each in args[:2]:
         if hasattr(each, "META"):
             return each  # type: ignore[no-any-return]

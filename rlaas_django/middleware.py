@@ -11,12 +11,13 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from . import conf
-from .gate import Gate, aenter, enter
-from .policy import DEFAULT
+from .core.policy import DEFAULT
+from .http.gate import aenter, enter
+from .http.limits import Limits
 
 
 class RateLimitMiddleware:
-    """Goes after AuthenticationMiddleware, so that users can be told apart."""
+    """Belongs after AuthenticationMiddleware, so that users are known."""
 
     sync_capable = True
     async_capable = True
@@ -29,16 +30,16 @@ class RateLimitMiddleware:
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         run: Any = aenter if self.is_async else enter
-        return run(_gate(request), request, self.get_response, request)  # type: ignore[no-any-return]
+        return run(_limits_for(request), request, self.get_response, request)  # type: ignore[no-any-return]
 
 
-def _gate(request: HttpRequest) -> Gate:
+def _limits_for(request: HttpRequest) -> Limits:
     for rule in conf.config().rules:
         if rule.matches(request.path_info, request.method):
-            return _gate_of(rule.policies)
-    return _gate_of((DEFAULT,))
+            return _limits(rule.policies)
+    return _limits((DEFAULT,))
 
 
 @lru_cache(maxsize=256)
-def _gate_of(policies: tuple[str, ...]) -> Gate:
-    return Gate(policies)
+def _limits(policies: tuple[str, ...]) -> Limits:
+    return Limits(policies)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import plans
-from .plans import Clock
+from .core import clock, process
+from .core.clock import Clock
 
 _embedded = itertools.count(1)
 
@@ -25,11 +25,19 @@ def frozen_clock(ms: int | None = None) -> Iterator[Clock]:
     ...     check("alice")
     ...     clock.tick(60_000)
     """
-    before, plans.frozen = plans.frozen, Clock(time.time_ns() // 1_000_000 if ms is None else int(ms))
+    before, clock.frozen = clock.frozen, Clock(time.time_ns() // 1_000_000 if ms is None else int(ms))
     try:
-        yield plans.frozen
+        yield clock.frozen
     finally:
-        plans.frozen = before
+        clock.frozen = before
+
+
+def reset() -> None:
+    """Forget every state of this process: connections, cached refusals, circuit breakers, local counters, statistics.
+
+    The counters in Redis stay; flush the database of your tests for those.
+    """
+    process.reset()
 
 
 def embedded_redis() -> dict[str, Any]:
@@ -63,5 +71,5 @@ else:
     @pytest.fixture
     def rate_limit_clock() -> Iterator[Clock]:
         """The frozen clock, at the present, for the length of a test."""
-        with frozen_clock() as clock:
-            yield clock
+        with frozen_clock() as frozen:
+            yield frozen

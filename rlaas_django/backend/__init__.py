@@ -1,0 +1,26 @@
+"""Everything that talks to Redis, and the only package that imports redis-py and django-redis."""
+
+from .client import connection_options, redis_client, registered_scripts, topology
+from .commands import Call, Command, script_call
+from .errors import UnavailableError
+from .execution import ADMIN_TIMEOUT, aexecute, execute, run_commands, servers
+from .server import Server
+from .topology import Topology
+
+__all__ = [
+    "ADMIN_TIMEOUT",
+    "Call",
+    "Command",
+    "Server",
+    "Topology",
+    "UnavailableError",
+    "aexecute",
+    "connection_options",
+    "execute",
+    "redis_client",
+    "registered_scripts",
+    "run_commands",
+    "script_call",
+    "servers",
+    "topology",
+]

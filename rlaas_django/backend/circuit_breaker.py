@@ -1,0 +1,86 @@
+"""The circuit breaker of one server: while it is open, calls are skipped, but for one probe per interval."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+from .. import log
+
+FIRST_INTERVAL = 1.0  # seconds from the failure that opens the breaker to the first probe
+MAX_INTERVAL = 2.0  # it doubles with each failed probe, up to this
+JITTER = 0.25  # up to this share is added at random, so that processes do not probe together
+
+
+class CircuitBreaker:
+    """Closed while the server answers, open after a failure, half-open while a probe is under way."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.error: str | None = None  # why it is open; None: closed. (An exception would keep its caller's frames.)
+        self.opened_at = 0.0
+        self.skipped = 0  # calls that were not made while open
+        self.interval = 0.0
+        self._next_probe = 0.0
+        self._next_line = 0.0
+        self._half_open = False
+        self._lock = threading.Lock()
+
+    def allows_call(self) -> bool:
+        """Return whether to make a call: always while closed, once per interval while open."""
+        if self.error is None:
+            return True
+        with self._lock:
+            now = time.monotonic()
+            if now < self._next_probe:
+                self.skipped += 1
+                return False
+            self._next_probe = now + self._jittered()
+            self._half_open = True
+            return True
+
+    def record_failure(self, error: Exception) -> None:
+        """Open, or stay open for longer. Failures of calls that were under way when it opened change nothing."""
+        with self._lock:
+            if self.error is not None and not self._half_open:
+                return
+            now = time.monotonic()
+            if self.error is None:
+                self.opened_at, self.skipped, self.interval = now, 0, FIRST_INTERVAL
+            else:
+                self.interval = min(2 * self.interval, MAX_INTERVAL)
+            self.error, self._half_open = str(error) or repr(error), False
+            self._next_probe = now + self._jittered()
+        self.log_error(error)
+
+    def record_success(self) -> None:
+        """Close."""
+        if self.error is None:
+            return
+        with self._lock:
+            if self.error is None:
+                return
+            self.error, self._half_open = None, False
+            seconds, skipped = self.open_for, self.skipped
+        log.warning("%s available again after %.1f s (%d calls skipped).", self.name, seconds, skipped)
+
+    def log_error(self, error: Exception) -> None:
+        """Log an error, at most once per interval."""
+        now = time.monotonic()
+        if now >= self._next_line:
+            self._next_line = now + FIRST_INTERVAL
+            log.error("%s unavailable: %s", self.name, log.escaped(str(error)))
+
+    @property
+    def open_for(self) -> float:
+        """Seconds since it opened."""
+        return time.monotonic() - self.opened_at
+
+    @property
+    def next_probe_in(self) -> float:
+        """Seconds until the next probe."""
+        return max(0.0, self._next_probe - time.monotonic())
+
+    def _jittered(self) -> float:
+        return self.interval * random.uniform(1, 1 + JITTER)  # noqa: S311

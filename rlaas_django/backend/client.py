@@ -1,0 +1,126 @@
+"""From the site's cache to its Redis servers: the django-redis client, the scripts registered with it, the topology."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import redis
+from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+from django_redis import get_redis_connection
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool
+
+from .. import conf
+from ..cluster import ConnectionFactory
+from ..core import process
+from . import scripts
+from .connections import MAX_CONNECTIONS, ConnectionOptions
+from .server import Server
+from .topology import ClusterTopology, SentinelTopology, SingleServer, Topology
+
+_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+
+
+process.on_fork(_renew_lock)
+
+
+def redis_client(alias: str) -> Any:
+    """Return the raw client of a cache, for writing, with our scripts registered; nothing is sent."""
+    entry = conf.cache_entry(alias)
+    client: Any = None
+    try:
+        client = get_redis_connection(alias)
+    except NotImplementedError:  # not django-redis, or its ShardClient
+        # Django's own RedisCache has no public way to its client.
+        cache = getattr(caches[alias], "_cache", None)
+        client = cache.get_client(write=True) if hasattr(cache, "get_client") else None
+    if not isinstance(client, (redis.Redis, redis.RedisCluster)):
+        raise ImproperlyConfigured(
+            f"RATE_LIMITER['CACHE'] names {alias!r}, whose backend {entry.get('BACKEND')!r} gives no Redis client; "
+            f"use {conf.REDIS_BACKENDS}."
+        )
+    return client
+
+
+def registered_scripts(alias: str) -> dict[str, Any]:
+    """Register the Lua scripts with a cache's client, and return them by name.
+
+    Decisions call them by their SHA-1 over connections of their own (pool.py says why); a server that does not know one
+    yet replies NOSCRIPT, and gets it by SCRIPT LOAD.
+    """
+    client = redis_client(alias)
+    return {script.name: client.register_script(script.text) for script in scripts.SCRIPTS}
+
+
+def topology() -> Topology:
+    """Return where the servers of RATE_LIMITER['CACHE'] are."""
+    config = conf.config()
+    found: Topology | None = config.derived.get(Topology)
+    if found is None:
+        with _lock:
+            found = config.derived.get(Topology)
+            if found is None:
+                found = config.derived[Topology] = _make_topology(config.cache, config.timeout)
+    return found
+
+
+def connection_options(alias: str) -> dict[str, Any]:
+    """Return the options of the cache's own connections; nothing is sent."""
+    factory = _cluster_factory(alias)
+    if factory is not None:
+        return factory.node_options(_locations(alias)[0])
+    options: dict[str, Any] = redis_client(alias).connection_pool.connection_kwargs
+    return options
+
+
+def _make_topology(alias: str, timeout: float) -> Topology:
+    factory = _cluster_factory(alias)
+    if factory is not None:
+        return _cluster([factory.node_options(url) for url in _locations(alias)], timeout)
+    pool: Any = redis_client(alias).connection_pool
+    if isinstance(pool, SentinelConnectionPool):
+        return _sentinel(pool, timeout)
+    options = ConnectionOptions.of(pool.connection_class, pool.connection_kwargs, pool.max_connections)
+    return SingleServer(Server(options, timeout), timeout)
+
+
+def _sentinel(pool: Any, timeout: float) -> Topology:
+    secure = issubclass(pool.connection_class, redis.SSLConnection)
+    connection_class = redis.SSLConnection if secure else redis.Connection
+    master = ConnectionOptions.of(connection_class, pool.connection_kwargs, pool.max_connections)
+    manager = pool.sentinel_manager
+    addresses = [client.connection_pool.connection_kwargs for client in manager.sentinels]
+    limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]
+        [(each["host"], each["port"]) for each in addresses],
+        min_other_sentinels=manager.min_other_sentinels,
+        sentinel_kwargs={**manager.sentinel_kwargs, **limits},
+    )
+    return SentinelTopology(pool.service_name, sentinel, master, timeout)
+
+
+def _cluster(seeds: list[dict[str, Any]], timeout: float) -> Topology:
+    connection_class = seeds[0].get("connection_class", redis.Connection)
+    nodes = ConnectionOptions.of(connection_class, seeds[0], seeds[0].get("max_connections", MAX_CONNECTIONS))
+    addresses = [(str(seed.get("host", "localhost")), int(seed.get("port", 6379))) for seed in seeds]
+    return ClusterTopology(nodes, addresses, timeout)
+
+
+def _cluster_factory(alias: str) -> ConnectionFactory | None:
+    options = conf.cache_entry(alias).get("OPTIONS") or {}
+    factory = import_string(options["CONNECTION_FACTORY"]) if options.get("CONNECTION_FACTORY") else None
+    return factory(options) if factory and issubclass(factory, ConnectionFactory) else None
+
+
+def _locations(alias: str) -> list[str]:
+    location = conf.cache_entry(alias)["LOCATION"]
+    return [*location] if isinstance(location, (list, tuple, set)) else str(location).split(",")

@@ -1,0 +1,67 @@
+"""What an error says: whether the whole server is concerned, and whether the call may be sent again."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    ConnectionError,
+    MasterDownError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
+
+# Replies to every command. Not OOM and MISCONF: such a server still knows who is over a limit.
+_WHOLE_SERVER = (ReadOnlyError, NoPermissionError, MasterDownError, ClusterDownError)
+
+TRYAGAIN_PAUSE = 0.003  # seconds; a slot is on its way from node to node
+
+
+class UnavailableError(Exception):
+    """Redis is unavailable, or replied with an error; `__cause__` is what redis-py raised."""
+
+
+class PoolExhaustedError(ConnectionError):
+    """All connections were in use for too long; the server is not to blame."""
+
+
+def concerns_whole_server(error: ResponseError) -> bool:
+    """Return whether the server would reply so to any other call, too."""
+    text = str(error)
+    if isinstance(error, _WHOLE_SERVER):
+        return "slot not served" not in text
+    # BUSY: a script that does not end. READONLY inside a script's error: Redis < 7. Protocol error: Redis 7.0 rejects a
+    # call of more than ten arguments without a password like this, and closes the connection.
+    return text.startswith(("BUSY ", "Protocol error")) or "-READONLY " in text
+
+
+class NextAttempt(NamedTuple):
+    """Where to send a call again."""
+
+    load_script: bool = False  # first, on the same server
+    address: tuple[str, int] | None = None  # of another server; an empty host is the same host
+    asking: bool = False  # with ASKING before it
+    pause: float = 0.0  # seconds, then where the topology says
+
+
+def next_attempt(error: ResponseError, *, is_refund: bool = False) -> NextAttempt | None:
+    """Return where to send a call again after NOSCRIPT, MOVED, ASK or TRYAGAIN; None after any other error.
+
+    These are the only errors after which a call is sent again: each says that nothing was run.
+    """
+    if isinstance(error, NoScriptError):
+        return NextAttempt(load_script=True)
+    if isinstance(error, MovedError):  # before ASK: redis-py derives it from AskError
+        return NextAttempt(address=(error.host, error.port))
+    if isinstance(error, AskError) and not is_refund:
+        return NextAttempt(address=(error.host, error.port), asking=True)
+    if isinstance(error, (AskError, TryAgainError)):
+        # A refund of the fixed window names a key that never exists, so ASK does not say where its counter is.
+        return NextAttempt(pause=TRYAGAIN_PAUSE)
+    return None

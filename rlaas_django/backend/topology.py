@@ -1,0 +1,236 @@
+"""Which server has a key: a single server, the master that the Sentinels name, or a node of a cluster.
+
+Sentinels and cluster nodes are asked by redis-py's own clients, in a background thread: a request reads what is known
+and never waits for a refresh, but for the very first one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
+from redis.crc import key_slot
+from redis.exceptions import RedisClusterException
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from .. import log
+from .connections import ConnectionOptions
+from .server import Server
+
+Address = tuple[str, int]
+
+
+class SingleServer:
+    """A single server, and what the other topologies have in common."""
+
+    clustered = False
+
+    def __init__(self, server: Server | None, timeout: float) -> None:
+        self.master, self.timeout = server, timeout
+
+    def server_for(self, key: str) -> Server | None:  # noqa: ARG002
+        """Return the server that has a key; None while it is not known."""
+        return self.master
+
+    def servers(self) -> list[Server]:
+        """Return every server that has keys."""
+        return [] if self.master is None else [self.master]
+
+    def group_by_slot(self, keys: Sequence[str]) -> list[Sequence[int]]:
+        """Return which of these keys, by index, one call may name."""
+        return [range(len(keys))]
+
+    def refresh_soon(self) -> None:
+        """Have the topology refreshed in the background."""
+
+    def wait_until_known(self) -> None:
+        """Wait for the first refresh, within the timeout."""
+
+    async def await_until_known(self) -> None:
+        """As `wait_until_known`, without blocking the event loop."""
+
+    @property
+    def error(self) -> str:
+        """Why no server is known."""
+        return "no server is known"
+
+
+class DiscoveredTopology(SingleServer):
+    """A topology that other servers are asked about."""
+
+    def __init__(self, name: str, timeout: float) -> None:
+        super().__init__(None, timeout)
+        self.name = name
+        self._error = ""
+        self._refreshed = threading.Event()  # once, with or without success
+        self._refresher = Refresher(self._refresh)
+        self._refresher.request()
+
+    def discover(self) -> bool:
+        """Ask where the servers are; return whether anything changed."""
+        raise NotImplementedError
+
+    def refresh_soon(self) -> None:
+        self._refresher.request()
+
+    def wait_until_known(self) -> None:
+        self._refreshed.wait(self.timeout)
+
+    async def await_until_known(self) -> None:
+        deadline = time.monotonic() + self.timeout
+        while not self._refreshed.is_set() and time.monotonic() < deadline:  # noqa: ASYNC110  (set by a thread)
+            await asyncio.sleep(0.002)
+
+    @property
+    def error(self) -> str:
+        return self._error or f"{self.name}: no reply within {self.timeout:g} s"
+
+    def _refresh(self) -> bool:
+        try:
+            changed = self.discover()
+            self._error = ""
+        except Exception as error:  # noqa: BLE001  (whatever redis-py makes of a strange reply)
+            self._error, changed = f"{self.name}: {error}", False
+            log.error("%s unavailable: %s", self.name, log.escaped(str(error)))
+        self._refreshed.set()
+        return changed
+
+
+class SentinelTopology(DiscoveredTopology):
+    """The master of a service that Sentinels monitor."""
+
+    def __init__(self, service: str, sentinel: Sentinel, master: ConnectionOptions, timeout: float) -> None:
+        self._service, self._sentinel, self._master_options = service, sentinel, master
+        super().__init__(f"Sentinel service {service!r}", timeout)
+
+    def discover(self) -> bool:
+        host, port = self._sentinel.discover_master(self._service)  # type: ignore[no-untyped-call]
+        address = str(host), int(port)
+        if self.master is not None and self.master.address == address:
+            return False
+        self.master = Server(self._master_options.at(address), self.timeout)
+        return True
+
+
+class ClusterTopology(DiscoveredTopology):
+    """The nodes of a Redis Cluster, each with a share of the hash slots."""
+
+    clustered = True
+
+    def __init__(self, nodes: ConnectionOptions, seeds: Sequence[Address], timeout: float) -> None:
+        self._node_options, self._seeds = nodes, seeds
+        self._cluster: redis.RedisCluster | None = None
+        self._servers: dict[Address, Server] = {}
+        self._moved: dict[int, Server] = {}  # slots that MOVED named since the last refresh
+        super().__init__("Redis Cluster", timeout)
+
+    def discover(self) -> bool:
+        if self._cluster is None:
+            options = {name: value for name, value in self._node_options.options.items() if name not in ("host", "port")}
+            self._cluster = redis.RedisCluster(
+                startup_nodes=[ClusterNode(*seed) for seed in self._seeds],  # type: ignore[no-untyped-call]
+                require_full_coverage=False,
+                retry=Retry(NoBackoff(), 0),
+                socket_timeout=self.timeout,
+                socket_connect_timeout=self.timeout,
+                ssl=issubclass(self._node_options.connection_class, redis.SSLConnection),
+                **options,
+            )
+        else:
+            self._cluster.nodes_manager.initialize()
+        before, addresses = set(self._servers), {_address(node) for node in self._primaries()}
+        self._servers = {address: self.server_at(address) for address in addresses}
+        changed = bool(self._moved) or addresses != before
+        self._moved = {}
+        return changed
+
+    def server_for(self, key: str) -> Server | None:
+        if self._cluster is None:
+            return None
+        moved = self._moved.get(key_slot(key.encode())) if self._moved else None
+        if moved is not None:
+            return moved
+        try:
+            node: Any = self._cluster.get_node_from_key(key)
+        except RedisClusterException:  # no node has the slot
+            return None
+        return self.server_at(_address(node))
+
+    def servers(self) -> list[Server]:
+        return [self.server_at(address) for address in sorted(_address(node) for node in self._primaries())]
+
+    def group_by_slot(self, keys: Sequence[str]) -> list[Sequence[int]]:
+        slots: dict[int, list[int]] = {}
+        for i, key in enumerate(keys):
+            slots.setdefault(key_slot(key.encode()), []).append(i)
+        return [*slots.values()]
+
+    def server_at(self, address: Address) -> Server:
+        """Return the node at an address."""
+        found = self._servers.get(address)
+        return found or self._servers.setdefault(address, Server(self._node_options.at(address), self.timeout))
+
+    def moved(self, slot: int, server: Server) -> None:
+        """Note that a slot has another node; rarely one slot alone moves, so the map is refreshed."""
+        self._moved[slot] = server
+        self.refresh_soon()
+
+    @property
+    def error(self) -> str:
+        return super().error if self._cluster is None or self._error else "No node of the cluster has the key's slot."
+
+    def _primaries(self) -> list[Any]:
+        return [] if self._cluster is None else self._cluster.get_primaries()  # type: ignore[no-untyped-call]
+
+
+Topology = SingleServer
+
+
+def _address(node: Any) -> Address:
+    return node.host, int(node.port)
+
+
+class Refresher:
+    """Runs a function in a background thread, one at a time, when it is requested.
+
+    The interval between two runs doubles while nothing changes, so that a node that stays away costs little.
+    """
+
+    MIN_INTERVAL, MAX_INTERVAL = 0.25, 1.0  # seconds
+
+    def __init__(self, refresh: Callable[[], bool]) -> None:
+        self._refresh = refresh
+        self._lock = threading.Lock()
+        self._requested = self._running = False
+        self._interval, self._next_run = self.MIN_INTERVAL, 0.0
+
+    def request(self) -> None:
+        with self._lock:
+            self._requested = True
+            if self._running:
+                return
+            self._running = True
+        try:
+            threading.Thread(target=self._run, name="rlaas_django topology", daemon=True).start()
+        except RuntimeError:  # no more threads now; the next request tries again
+            self._running = False
+
+    def _run(self) -> None:
+        """Run until there is no request left."""
+        while True:
+            time.sleep(max(0.0, self._next_run - time.monotonic()))
+            with self._lock:
+                if not self._requested:
+                    self._running = False
+                    return
+                self._requested = False
+            changed = self._refresh()
+            self._interval = self.MIN_INTERVAL if changed else min(2 * self._interval, self.MAX_INTERVAL)
+            self._next_run = time.monotonic() + self._interval

@@ -1,0 +1,256 @@
+"""Rates and policies. No Django, no Redis."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+FIXED_WINDOW = "fixed-window-algo"
+SLIDING_WINDOW = "sliding-window-algo"
+SLIDING_WINDOW_COMPACT = "sliding-window-compact-algo"
+SLIDING_WINDOW_COUNTER = "sliding-window-counter-algo"
+TOKEN_BUCKET = "token-bucket-algo"  # noqa: S105
+ALGORITHMS = (
+    FIXED_WINDOW,
+    SLIDING_WINDOW,
+    SLIDING_WINDOW_COMPACT,
+    SLIDING_WINDOW_COUNTER,
+    TOKEN_BUCKET,
+)
+
+DEFAULT = "default"  # the name of the policy that the settings describe at their top level
+FAILURE_MODES = ("open", "closed", "local")
+KEYS = ("user", "ip", "user_or_ip", "token", "global")
+KEY_PREFIXES = ("header:", "get:", "post:")
+
+RATE_FORMS = 'write "5/m", "30/10s", "1000/h", "5/60" (seconds) or (5, 60)'
+KEY_FORMS = (
+    'Write "user", "ip", "user_or_ip", "token", "global", "header:<name>", "get:<name>", '
+    '"post:<name>", a callable taking the request, or the dotted path of one'
+)
+
+YEAR = 365 * 86_400
+# The scripts multiply limit and window in doubles; below 2^52 their quotients round the right way, too.
+MAX_PRODUCT = 2**52
+
+RateFunction = Callable[[Any], Any]
+KeyFunction = Callable[[Any], Any]
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_RATE = re.compile(r"([0-9]{1,16})/(?=.)([0-9]{0,16})([smhd]?)")
+MAX_NAME_LENGTH = 100
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+_DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+
+
+class PolicyError(ValueError):
+    """An invalid rate or policy; the message has the value, the reason and the accepted form."""
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """Return the end of a sentence about an unknown word: `; did you mean 'search'?` when a known one is close."""
+    close = difflib.get_close_matches(str(word), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else "."
+
+
+def shown(value: object) -> str:
+    """Return a value as text for a message; Python refuses to write a number of some thousand digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A number of units per window of whole seconds.
+
+    >>> Rate.parse("30/10s")
+    Rate(limit=30, window=10)
+    """
+
+    limit: int
+    window: int
+
+    def __post_init__(self) -> None:
+        for word, number in (("limit", self.limit), ("window", self.window)):
+            if type(number) is not int:
+                raise PolicyError(f"The {word} {shown(number)} is not a whole number; {RATE_FORMS}.")
+            if number < 1:
+                raise PolicyError(f"The {word} {shown(number)} is below 1; {RATE_FORMS}.")
+        if self.window > YEAR:
+            raise PolicyError(f"The window of {shown(self.window)} seconds is over a year; at most {YEAR} is accepted.")
+        if self.limit > self.maximum(self.window):
+            raise PolicyError(
+                f"The limit {shown(self.limit)} is too large to be counted exactly over {self.window} seconds; "
+                f"at most {self.maximum(self.window)} is accepted."
+            )
+
+    @staticmethod
+    def maximum(window: int) -> int:
+        """Return the largest limit, or burst, that is counted exactly over this window."""
+        return MAX_PRODUCT // (window * 1000)
+
+    @classmethod
+    def parse(cls, value: Any) -> Rate:
+        """Parse `"5/m"`, `"30/10s"`, `"5/60"` or `(5, 60)`; PolicyError for anything else."""
+        try:
+            match value:
+                case Rate():
+                    return value
+                case str() if found := _RATE.fullmatch(value):
+                    limit, number, unit = found.groups()
+                    return cls(int(limit), int(number or 1) * _UNITS[unit])
+                case (limit, window):
+                    return cls(limit, window)
+        except PolicyError as error:
+            raise PolicyError(f"{shown(value)} is not a rate. {error}") from None
+        raise PolicyError(f"{shown(value)} is not a rate; {RATE_FORMS}.")
+
+    def __str__(self) -> str:
+        unit = next(unit for unit in "dhms" if self.window % _UNITS[unit] == 0)
+        number = self.window // _UNITS[unit]
+        return f"{self.limit}/{'' if number == 1 else number}{unit}"
+
+
+RateLike = str | tuple[int, int] | Rate
+
+
+@dataclass(frozen=True, slots=True, init=False, eq=False)
+class Policy:
+    """A named limit: how much, for whom, by which algorithm.
+
+    A policy's name is its counter, so a policy equals its name: `decision.policy == "login"`.
+
+    >>> Policy("search", "30/10s", key="ip", algo="token-bucket-algo", burst=60)
+    """
+
+    name: str
+    rate: Rate | RateFunction
+    key: str | KeyFunction
+    algo: str | None  # None: RATE_LIMITER['USE_ALGO']
+    burst: int | None
+    on_failure: str
+    shadow: bool
+
+    def __init__(
+        self,
+        name: str,
+        rate: RateLike | RateFunction,
+        *,
+        key: str | KeyFunction = "user_or_ip",
+        algo: str | None = None,
+        burst: int | None = None,
+        on_failure: str = "open",
+        shadow: bool = False,
+    ) -> None:
+        if not (isinstance(name, str) and NAME.fullmatch(name)):
+            raise PolicyError(f"{name!r} is not a policy name; write 1 to 100 of A-Z a-z 0-9 _ . -")
+        values = {
+            "name": name,
+            "rate": rate if callable(rate) else Rate.parse(rate),
+            "key": key,
+            "algo": algo,
+            "burst": burst,
+            "on_failure": on_failure,
+            "shadow": shadow,
+        }
+        for attribute, value in values.items():
+            object.__setattr__(self, attribute, value)
+        for problem in self._problems():
+            raise PolicyError(f"Policy {name!r}: {problem}")
+
+    def _problems(self) -> Iterable[str]:
+        for word, function in (("rate", self.rate), ("key", self.key)):
+            if inspect.iscoroutinefunction(function):
+                yield f"{word} {function!r} is an async function; write a plain one."
+        if not is_key(self.key):
+            yield f"key {self.key!r} is not known{nearest(self.key, KEYS)} {KEY_FORMS}."
+        if self.algo is not None and self.algo not in ALGORITHMS:
+            yield unknown_algorithm(self.algo)
+        if self.on_failure not in FAILURE_MODES:
+            yield f"on_failure {self.on_failure!r} is not one of {', '.join(FAILURE_MODES)}."
+        if type(self.shadow) is not bool:
+            yield f"shadow {self.shadow!r} is not True or False."
+        if self.burst is not None:
+            yield from self._burst_problems(self.burst)
+
+    def _burst_problems(self, burst: object) -> Iterable[str]:
+        if type(burst) is not int or burst < 1:
+            yield f"burst {shown(burst)} is not a whole number of at least 1."
+        elif isinstance(self.rate, Rate) and burst > (maximum := Rate.maximum(self.rate.window)):
+            yield f"burst {shown(burst)} is too large to be counted exactly; at most {maximum} is accepted."
+        if self.algo not in (None, TOKEN_BUCKET):
+            yield f"burst goes with {TOKEN_BUCKET!r}, not with {self.algo!r}."
+
+    @property
+    def fixed_rate(self) -> Rate:
+        """The rate; PolicyError when it is a function of the request."""
+        if not isinstance(self.rate, Rate):
+            raise PolicyError(f"Policy {self.name!r} takes its rate from a request; check it from a view.")
+        return self.rate
+
+    @property
+    def capacity(self) -> int:
+        """The most units at once: the burst of a token bucket, otherwise the limit."""
+        return self.burst or self.fixed_rate.limit
+
+    @property
+    def window(self) -> int:
+        """The window in seconds."""
+        return self.fixed_rate.window
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            return self.name == other
+        if isinstance(other, Policy):
+            return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self))
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Policies = str | Policy | Sequence[str | Policy] | None  # None: the default
+
+
+def unknown_algorithm(algo: object) -> str:
+    """Return the sentence that says so, with the known ones."""
+    return f"algorithm {algo!r} is not known{nearest(algo, ALGORITHMS)} Write one of {', '.join(ALGORITHMS)}."
+
+
+def is_key(key: object) -> bool:
+    """Return whether `key` is one of the accepted forms of a policy's key."""
+    if not isinstance(key, str):
+        return callable(key)
+    prefixed = any(key.startswith(prefix) and len(key) > len(prefix) for prefix in KEY_PREFIXES)
+    return key in KEYS or prefixed or bool(_DOTTED_PATH.fullmatch(key))
+
+
+class ScriptArguments(NamedTuple):
+    """A policy as the scripts take it."""
+
+    algo: str
+    limit: int
+    window: int  # ms
+    capacity: int
+    ttl: int  # ms; how long the state is kept after a charge
+
+
+@lru_cache(maxsize=1024)
+def script_arguments(policy: Policy, default_algo: str) -> ScriptArguments:
+    """Return the script arguments of a policy under the algorithm of the settings."""
+    algo = policy.algo or default_algo
+    if policy.burst is not None and algo != TOKEN_BUCKET:
+        raise PolicyError(f"Policy {policy.name!r}: burst goes with {TOKEN_BUCKET!r}, not with {algo!r}.")
+    window = policy.window * 1000
+    ttl = window if algo == FIXED_WINDOW else 2 * window
+    return ScriptArguments(algo, policy.fixed_rate.limit, window, policy.capacity, ttl)

@@ -1,0 +1,35 @@
+"""Every limit in use: decorators add theirs, the system checks, the admin and the commands read them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from .policy import Policy
+
+
+class Limits(NamedTuple):
+    """What limits one view."""
+
+    name: str  # of the view
+    policies: tuple[str | Policy, ...]
+
+
+class Source(Protocol):
+    """A decorator with the views that it limits."""
+
+    def limits(self) -> list[Limits]: ...
+
+
+# Weak, so that the views of a test are gone with the test.
+sources: weakref.WeakSet[Source] = weakref.WeakSet()
+
+# Names of policies that are charged before it is known whether the request counts (`charge_when`): a refusal by one of
+# them may end early, so it is not cached.
+refundable: set[str] = set()
+
+
+def limits_in_use() -> Iterator[Limits]:
+    for source in list(sources):
+        yield from source.limits()

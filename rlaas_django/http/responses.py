@@ -1,0 +1,177 @@
+"""Decision → response. The only module that names headers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from functools import lru_cache
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.template import TemplateDoesNotExist
+from django.template.loader import render_to_string
+from django.utils.translation import ngettext
+from django.utils.translation import gettext as _
+
+from .. import conf
+from ..core.decision import Decision, Outcome, strictest
+from ..core.policy import Policy
+
+PROBLEM_JSON = "application/problem+json"
+PROBLEMS = "https://iana.org/assignments/http-problem-types#"
+# In this order when the client does not care: a program rather than a person.
+MEDIA_TYPES = (PROBLEM_JSON, "application/json", "text/html", "text/plain")
+
+
+def plain_refusal(request: HttpRequest, decision: Decision) -> HttpResponse | None:
+    """Return a 429 or 503 as JSON or text; None if the client prefers a page, whose template may use the database."""
+    preferred = preferred_type(request.META.get("HTTP_ACCEPT", "*/*"))
+    if preferred == "text/html":
+        return None
+    return _problem(decision) if preferred in (PROBLEM_JSON, "application/json") else _text(decision)
+
+
+def page(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """Return the refusal as a page, by the template `rlaas_django/429.html`."""
+    status = _status(decision)
+    context = {"decision": decision, "title": title(decision), "detail": detail(decision), "status": status}
+    try:
+        text = render_to_string("rlaas_django/429.html", context, request)
+    except (TemplateDoesNotExist, ImportError):  # a site without templates
+        return _text(decision)
+    return HttpResponse(text, status=status, headers={"Vary": "Accept"})
+
+
+@lru_cache(maxsize=256)  # clients send few different headers, and weighing one takes longer than the rest of a refusal
+def preferred_type(accept: str) -> str | None:
+    """Return which of our media types an Accept header prefers."""
+    request = HttpRequest()
+    request.META["HTTP_ACCEPT"] = accept
+    try:
+        return request.get_preferred_type([*MEDIA_TYPES])
+    except (ValueError, LookupError):  # malformed in a way that Django does not handle
+        return None
+
+
+def add_refusal_headers(response: HttpResponseBase, decision: Decision) -> None:
+    """Add what goes with a refusal, also to the site's own response."""
+    if response.status_code in (429, 503) and (wait := _wait(decision)) is not None:
+        response.headers["Retry-After"] = str(wait)
+    response.headers.setdefault("Cache-Control", "no-store")
+
+
+def add_headers(response: HttpResponseBase, decision: Decision | None) -> None:
+    """Add the figures of every enforced policy; those that are there are replaced."""
+    enforced = [] if decision is None else _enforced(decision)
+    if not enforced:
+        return
+    families, headers = conf.config().headers, response.headers
+    if "RateLimit" in families:
+        headers["RateLimit-Policy"] = ", ".join([_policy_item(outcome.policy, outcome.limit) for outcome in enforced])
+        headers["RateLimit"] = ", ".join([_usage_item(outcome) for outcome in enforced])
+    if "X-RateLimit" in families:
+        tightest = strictest(enforced)
+        headers["X-RateLimit-Limit"] = str(tightest.limit)
+        headers["X-RateLimit-Remaining"] = str(tightest.remaining)
+        headers["X-RateLimit-Reset"] = str(math.ceil(tightest.reset_after))
+
+
+def _enforced(decision: Decision) -> list[Outcome]:
+    """Return the outcomes with figures: of Redis, or of this process while Redis is unavailable."""
+    return [
+        outcome
+        for outcome in decision.outcomes
+        if not outcome.policy.shadow and (not outcome.degraded or outcome.policy.on_failure == "local")
+    ]
+
+
+def whole_seconds(wait: float) -> int:
+    """Round up: a client that waits so long is not early."""
+    return max(1, math.ceil(wait))
+
+
+# Structured fields (RFC 9651). A policy's name has no character that its quotes would have to escape.
+@lru_cache(maxsize=1024)
+def _policy_item(policy: Policy, limit: int) -> str:
+    return f'"{policy.name}";q={limit};w={_window(policy, limit)}'
+
+
+def _window(policy: Policy, limit: int) -> int:
+    """Return the seconds in which the quota is refilled: of a bucket the time to fill it, so that q / w is its rate."""
+    if policy.burst is None or limit != policy.burst:
+        return policy.window
+    return math.ceil(policy.window * policy.burst / policy.fixed_rate.limit)
+
+
+def _usage_item(outcome: Outcome) -> str:
+    return f'"{outcome.policy.name}";r={outcome.remaining};t={math.ceil(outcome.reset_after)}'
+
+
+def _status(decision: Decision) -> int:
+    return 503 if decision.unavailable else 429
+
+
+def _wait(decision: Decision) -> int | None:
+    """Return whole seconds; None when waiting does not help."""
+    wait = decision.retry_after
+    return None if wait == math.inf else whole_seconds(wait)
+
+
+def title(decision: Decision) -> str:
+    return _("Service temporarily unavailable") if decision.unavailable else _("Too many requests")
+
+
+def detail(decision: Decision) -> str:
+    """Return what a person needs to know."""
+    wait = _wait(decision)
+    if wait is None:
+        return _("This request asks for more than its limit can ever give.")
+    return ngettext("Try again in %(wait)d second.", "Try again in %(wait)d seconds.", wait) % {"wait": wait}
+
+
+def _problem(decision: Decision) -> HttpResponse:
+    violated = tuple(each.policy.name for each in decision.outcomes if not each.allowed and not each.policy.shadow)
+    body = _problem_body(decision.unavailable, title(decision), detail(decision), violated)
+    # With its length, so that the server does not send it in chunks.
+    headers = {"Content-Type": PROBLEM_JSON, "Content-Length": str(len(body)), "Vary": "Accept"}
+    return HttpResponse(body, status=_status(decision), headers=headers)
+
+
+@lru_cache(maxsize=1024)
+def _problem_body(unavailable: bool, title: str, detail: str, violated: tuple[str, ...]) -> bytes:
+    problem: dict[str, Any] = {
+        "type": PROBLEMS + ("temporary-reduced-capacity" if unavailable else "quota-exceeded"),
+        "title": title,
+        "status": 503 if unavailable else 429,
+        "detail": detail,
+        "violated-policies": violated,
+    }
+    return json.dumps(problem).encode()
+
+
+def _text(decision: Decision) -> HttpResponse:
+    text = f"{title(decision)}. {detail(decision)}\n"
+    headers = {"Content-Type": "text/plain; charset=utf-8", "Vary": "Accept"}
+    return HttpResponse(text, status=_status(decision), headers=headers)
+
+
+class SuppressedRefusals(logging.Filter):
+    """Keeps Django from logging a refusal where our own line was suppressed.
+
+    Django logs every response of 400 and more: under attack as many lines as there are requests. It is a filter of the
+    logger `django.request`.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not getattr(getattr(record, "request", None), SUPPRESSED, False)
+
+
+SUPPRESSED = "rate_limit_log_suppressed"  # an attribute of a request
+
+
+def suppress_log(request: HttpRequest, response: HttpResponseBase) -> None:
+    """Keep Django from logging this refusal; a 503 is an error, which Django may mail."""
+    if response.status_code == 429:
+        setattr(request, SUPPRESSED, True)

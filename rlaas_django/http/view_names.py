@@ -1,0 +1,46 @@
+"""Names of views: what the counters of their own rates are called."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from typing import Any
+
+from ..core.policy import MAX_NAME_LENGTH
+
+
+def policy_name(view_name: str, ending: str) -> str:
+    """Return the name of a view's own policy: in the characters and the length that a policy's name may have."""
+    clean = re.sub(r"[^A-Za-z0-9_.-]+", "-", view_name)
+    if len(clean) + len(ending) > MAX_NAME_LENGTH:
+        digest = hashlib.blake2b(view_name.encode(), digest_size=4).hexdigest()
+        clean = f"{digest}-{clean[len(ending) + len(digest) + 1 - MAX_NAME_LENGTH :]}"
+    return clean + ending
+
+
+def view_name(view: Any) -> str:
+    """Return the dotted name of a view, whichever way it is decorated."""
+    owner, method = owner_of(view)
+    if owner is not None:
+        return _class_name(type(owner)) + ("" if method == "dispatch" else f".{method}")
+    if (view_class := getattr(view, "view_class", getattr(view, "cls", None))) is not None:  # what as_view() made
+        return _class_name(view_class)
+    named = view.func if isinstance(view, functools.partial) else view
+    return f"{named.__module__}.{getattr(named, '__qualname__', type(named).__qualname__)}"
+
+
+def _class_name(view: type) -> str:
+    # Django REST framework's @api_view makes a class that is only called like the function.
+    name = view.__qualname__ if view.__qualname__.endswith(view.__name__) else view.__name__
+    return f"{view.__module__}.{name}"
+
+
+def owner_of(view: Any) -> tuple[Any, str]:
+    """Return the object whose method this is, below other decorators, and the method's name, as method_decorator binds it."""
+    while view is not None:
+        bound: Any = getattr(view, "func", None)
+        if getattr(bound, "__self__", None) is not None:
+            return bound.__self__, bound.__name__
+        view = getattr(view, "__wrapped__", None)
+    return None, ""

@@ -1,0 +1,281 @@
+"""Decisions: plan a check, have the backend execute it, read the reply. The async twins differ by `await`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from time import monotonic
+from typing import Any
+
+from .. import backend, conf, signals
+from ..backend import Call, UnavailableError
+from ..backend.commands import script_call
+from ..backend.scripts import ALL_ALGORITHMS, for_algorithms
+from ..core.clock import script_time
+from ..core.decision import Decision, Outcome
+from ..core.keys import Identity, counter_key
+from ..core.policy import ALGORITHMS, DEFAULT, Policies, Policy
+from . import fallback
+from .compiled import CompiledPolicySet, compile_policies, unique_ids
+from .fallback import LocalReceipt
+from .refusal_cache import refusal_cache
+from .replies import Check, Receipt, outcomes, plan, read, with_limit
+from .slots import SlotCheck
+
+
+def check(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
+    """Decide, and charge when allowed. All policies are charged or none, in one round trip.
+
+    >>> check("alice").allowed
+    >>> check("alice", "search", cost=3)
+    >>> check({"user": "42", "ip": "203.0.113.9"}, ["burst", Policy("site", "1000/m", key="ip")])
+    """
+    planned, refusals = plan(identity, policy, cost), refusal_cache()
+    cached = refusals.find(planned)
+    if cached is not None:
+        return cached
+    started = monotonic()
+    decision = _decide(planned)
+    if not decision.allowed:
+        refusals.store(planned, decision, started)
+    return decision
+
+
+async def acheck(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
+    """As `check`, natively async."""
+    planned, refusals = plan(identity, policy, cost), refusal_cache()
+    cached = refusals.find(planned)
+    if cached is not None:
+        return cached
+    started = monotonic()
+    decision = await _adecide(planned)
+    if not decision.allowed:
+        refusals.store(planned, decision, started)
+    return decision
+
+
+def peek(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
+    """Return what `check` would decide now. Nothing is charged, so `remaining` is what is left before the request."""
+    return _decide(plan(identity, policy, cost, charge=False))
+
+
+async def apeek(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
+    """As `peek`, natively async."""
+    return await _adecide(plan(identity, policy, cost, charge=False))
+
+
+def refund(decision: Decision) -> bool:
+    """Refund what a decision charged, once; return False when there is nothing (more) to refund.
+
+    A unit that has left its window meanwhile is not refunded a second time.
+    """
+    refunded, error = 0, None
+    for receipt in _take_receipts(decision):
+        try:
+            refunded += _refund(receipt)
+        except UnavailableError as failure:
+            error = failure  # in a cluster, other slots may be available
+    if error is not None:
+        raise error
+    return refunded > 0
+
+
+async def arefund(decision: Decision) -> bool:
+    """As `refund`, natively async."""
+    refunded, error = 0, None
+    for receipt in _take_receipts(decision):
+        try:
+            refunded += await _arefund(receipt)
+        except UnavailableError as failure:
+            error = failure
+    if error is not None:
+        raise error
+    return refunded > 0
+
+
+def reset(identity: Identity, policy: Policies = None) -> int:
+    """Reset what an identity used, whichever algorithm counted it; return the number of keys deleted."""
+    policy_set = compile_policies(policy)
+    deleted = sum(backend.execute(policy_set.topology, call) for call in _reset_calls(policy_set, identity))
+    refusal_cache().invalidate(policy_set.names)
+    return deleted
+
+
+async def areset(identity: Identity, policy: Policies = None) -> int:
+    """As `reset`, natively async."""
+    policy_set, deleted = compile_policies(policy), 0
+    for call in _reset_calls(policy_set, identity):
+        deleted += await backend.aexecute(policy_set.topology, call)
+    refusal_cache().invalidate(policy_set.names)
+    return deleted
+
+
+def unlimited() -> Decision:
+    """Return the decision where nothing is checked: rate limiting is off, or no policy applies.
+
+    Its outcome is the default policy's, of an identity ''.
+    """
+    return Decision(True, (fallback.uncounted(conf.config().policy(DEFAULT), ""),))
+
+
+def peek_each(pairs: Sequence[tuple[Policy, str]]) -> tuple[Outcome, ...]:
+    """Return the outcomes of many counters, each a policy and an encoded identity; for pages that list them.
+
+    UnavailableError, rather than a decision without Redis, when Redis is unavailable.
+    """
+    found: list[Outcome] = []
+    for start in range(0, len(pairs), 500):  # more at once would keep the server from other calls
+        policies, identities = zip(*pairs[start : start + 500], strict=True)
+        policy_set = CompiledPolicySet(policies, conf.config(), backend.topology())
+        whole = Check(policy_set, identities, "", 1, charge=False)
+        outcome_at: dict[int, Outcome] = {}
+        for group in policy_set.topology.group_by_slot(policy_set.keys(identities)):
+            part = whole.part(group, charge=False)
+            reply = backend.execute(policy_set.topology, part.call(), timeout=backend.ADMIN_TIMEOUT)
+            outcome_at.update(zip(group, outcomes(part, reply), strict=True))
+        found += (outcome_at[i] for i in range(len(policies)))
+    return tuple(found)
+
+
+def refund_units(identity: Identity, policy: Policy, units: int) -> int:
+    """Refund some units of an identity's usage, the newest first; return how many there were."""
+    policy_set = compile_policies(policy)
+    identities = policy_set.identify(identity)
+    limit = peek_each([(policy, identities[0])])[0].limit  # an override may have set another
+    arguments = with_limit(policy_set.arguments[0], limit)
+    words = (script_time(), "refund", "", units, *arguments, 0)
+    call = script_call(for_algorithms([arguments.algo]), policy_set.keys(identities), words, is_refund=True)
+    refunded = int(sum(backend.execute(policy_set.topology, call)))
+    refusal_cache().invalidate(policy_set.names)
+    return refunded
+
+
+def _decide(planned: Check) -> Decision:
+    policy_set = planned.policy_set
+    if not policy_set.enabled:
+        return _decide_disabled(planned)
+    if policy_set.topology.clustered:
+        return _decide_by_slot(planned)
+    try:
+        return read(planned, backend.execute(policy_set.topology, planned.call()))
+    except UnavailableError as error:
+        decision = _decide_without_redis(planned)
+        signals.send(signals.backend_failed, error=error, decision=decision)
+        return decision
+
+
+async def _adecide(planned: Check) -> Decision:
+    policy_set = planned.policy_set
+    if not policy_set.enabled:
+        return _decide_disabled(planned)
+    if policy_set.topology.clustered:
+        return await _adecide_by_slot(planned)
+    try:
+        return read(planned, await backend.aexecute(policy_set.topology, planned.call()))
+    except UnavailableError as error:
+        decision = _decide_without_redis(planned)
+        await signals.asend(signals.backend_failed, error=error, decision=decision)
+        return decision
+
+
+def _decide_by_slot(planned: Check) -> Decision:
+    progress, topology = SlotCheck(planned), planned.policy_set.topology
+    for group in progress.groups:
+        call = progress.call(group)
+        try:
+            if call is not None:
+                progress.add(group, backend.execute(topology, call))
+        except UnavailableError as error:
+            progress.fail(group, error)
+    progress.fall_back()
+    for receipt in progress.refunds():
+        try:
+            _refund(receipt)
+            if isinstance(receipt, Receipt):
+                progress.update(backend.execute(topology, progress.look_again(receipt)))
+        except UnavailableError:
+            continue  # what was charged ends with its window
+    decision = progress.decision()
+    if progress.error is not None:
+        signals.send(signals.backend_failed, error=progress.error, decision=decision)
+    return decision
+
+
+async def _adecide_by_slot(planned: Check) -> Decision:
+    progress, topology = SlotCheck(planned), planned.policy_set.topology
+    for group in progress.groups:
+        call = progress.call(group)
+        try:
+            if call is not None:
+                progress.add(group, await backend.aexecute(topology, call))
+        except UnavailableError as error:
+            progress.fail(group, error)
+    progress.fall_back()
+    for receipt in progress.refunds():
+        try:
+            await _arefund(receipt)
+            if isinstance(receipt, Receipt):
+                progress.update(await backend.aexecute(topology, progress.look_again(receipt)))
+        except UnavailableError:
+            continue
+    decision = progress.decision()
+    if progress.error is not None:
+        await signals.asend(signals.backend_failed, error=progress.error, decision=decision)
+    return decision
+
+
+def _decide_without_redis(planned: Check) -> Decision:
+    every = range(len(planned.policy_set.policies))
+    found, allowed, receipts = fallback.decide(planned, every, charge=planned.charge)
+    return Decision(allowed, found, receipts)
+
+
+def _decide_disabled(planned: Check) -> Decision:
+    policies = zip(planned.policy_set.policies, planned.identities, strict=True)
+    return Decision(True, [fallback.uncounted(policy, identity) for policy, identity in policies])
+
+
+def _take_receipts(decision: Decision) -> Iterator[Receipt | LocalReceipt]:
+    """Take a decision's receipts out of it, one by one: `pop` is atomic, so each is refunded by one caller."""
+    while True:
+        try:
+            yield decision.receipts.pop()
+        except IndexError:
+            return
+
+
+def _refund(receipt: Any) -> int:
+    if isinstance(receipt, LocalReceipt):
+        return receipt.refund()
+    call, policy_set = receipt.refund_call(), receipt.check.policy_set
+    if call is None:
+        return 0
+    refunded = int(sum(backend.execute(policy_set.topology, call)))
+    refusal_cache().invalidate(policy_set.names)
+    return refunded
+
+
+async def _arefund(receipt: Any) -> int:
+    if isinstance(receipt, LocalReceipt):
+        return receipt.refund()
+    call, policy_set = receipt.refund_call(), receipt.check.policy_set
+    if call is None:
+        return 0
+    refunded = int(sum(await backend.aexecute(policy_set.topology, call)))
+    refusal_cache().invalidate(policy_set.names)
+    return refunded
+
+
+def _reset_calls(policy_set: CompiledPolicySet, identity: Identity) -> list[Call]:
+    """Return the calls that delete every key an algorithm may have written, one per slot."""
+    topology, places = policy_set.topology, []
+    identities = policy_set.identify(identity)
+    for policy, who, arguments in zip(policy_set.policies, identities, policy_set.arguments, strict=True):
+        window = arguments.window // 1000
+        keys = [counter_key(policy.name, algo, window, hash_tag=topology.clustered).key(who) for algo in ALGORITHMS]
+        places.append((keys, [word for algo in ALGORITHMS for word in (algo, arguments.window)]))
+    calls = []
+    for group in topology.group_by_slot([keys[0] for keys, _ in places]):
+        keys = [key for i in group for key in places[i][0]]
+        words = [word for i in group for word in places[i][1]]
+        calls.append(script_call(ALL_ALGORITHMS, keys, (script_time(), "reset", "", 0, *words)))
+    return calls

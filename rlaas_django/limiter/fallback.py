@@ -1,0 +1,79 @@
+"""Decisions without Redis, by each policy's `on_failure`: fail open, fail closed, or count in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .. import conf
+from ..core.clock import local_time_ms
+from ..core.decision import Outcome
+from ..core.policy import Policy
+from .local import LocalLimit, LocalReply, local_limiter
+from .replies import Check
+
+RETRY_AFTER = 1.0  # seconds that a client is told to wait when a policy fails closed
+
+
+class LocalReceipt(NamedTuple):
+    """What a check charged in this process, for its refund."""
+
+    limit: LocalLimit
+    cost: int
+    charged_at: int
+
+    def refund(self) -> int:
+        return local_limiter.refund(self.limit, local_time_ms(), self.cost, self.charged_at)
+
+
+def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> tuple[list[Outcome], bool, list[Any]]:
+    """Decide these policies of a check; return the outcomes, whether they pass, and receipts."""
+    config = conf.config()
+    policies = [(check.policy_set.policies[i], check.identities[i]) for i in indexes]
+    fails_closed = any(policy.on_failure == "closed" and not policy.shadow for policy, _ in policies)
+    limits = [_local_limit(policy, who, config.local_share) for policy, who in policies if policy.on_failure == "local"]
+    replies = local_limiter.check(
+        limits, local_time_ms(), check.cost, charge=charge and not fails_closed, max_identities=config.local_identities
+    )
+    local = iter(zip(limits, replies, strict=True))
+    outcomes, receipts = [], []
+    for policy, identity in policies:
+        if policy.on_failure != "local":
+            outcomes.append(uncounted(policy, identity, degraded=True))
+            continue
+        limit, reply = next(local)
+        outcomes.append(_outcome(policy, identity, limit, reply))
+        if reply.charged_at >= 0:
+            receipts.append(LocalReceipt(limit, check.cost, reply.charged_at))
+    return outcomes, all(each.allowed or each.policy.shadow for each in outcomes), receipts
+
+
+def uncounted(policy: Policy, identity: str, *, degraded: bool = False) -> Outcome:
+    """Return the outcome of a policy that nobody counted."""
+    allowed = not (degraded and policy.on_failure == "closed")
+    wait = 0.0 if allowed else RETRY_AFTER
+    capacity = policy.capacity
+    return Outcome(policy, identity, allowed, capacity, 0, capacity, wait, 0.0, policy.window, degraded)
+
+
+def _local_limit(policy: Policy, identity: str, share: int) -> LocalLimit:
+    """Return the share of one process, which is one unit at least."""
+    burst = None if policy.burst is None else max(1, policy.burst // share)
+    limit = max(1, policy.fixed_rate.limit // share)
+    return LocalLimit(policy.name, identity, limit, policy.window * 1000, burst, policy.shadow)
+
+
+def _outcome(policy: Policy, identity: str, limit: LocalLimit, reply: LocalReply) -> Outcome:
+    retry_after = float("inf") if reply.retry_after < 0 else reply.retry_after / 1000
+    return Outcome(
+        policy,
+        identity,
+        reply.allowed,
+        limit.capacity,
+        reply.current_count,
+        reply.remaining,
+        retry_after,
+        reply.reset_after / 1000,
+        policy.window,
+        degraded=True,
+    )

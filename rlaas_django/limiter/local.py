@@ -1,0 +1,185 @@
+"""Counters in this process' memory, for `on_failure="local"` while Redis is unavailable.
+
+An approximation: each process counts by itself, by a sliding log whatever the policy's algorithm is, or by a token
+bucket where a burst is set.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..core import process
+
+MAX_ENTRIES = 100  # of one log; under a larger limit, units are counted in hundredths of the window
+
+
+class LocalLimit(NamedTuple):
+    """One policy's part of a check."""
+
+    policy: str
+    identity: str
+    limit: int
+    window: int  # ms
+    burst: int | None
+    shadow: bool
+
+    @property
+    def capacity(self) -> int:
+        return self.burst or self.limit
+
+
+class LocalReply(NamedTuple):
+    """What a script would reply for one policy."""
+
+    allowed: bool
+    current_count: int
+    remaining: int
+    retry_after: int  # ms; 0 when allowed, -1 never
+    reset_after: int  # ms
+    charged_at: int  # ms; -1: not charged
+
+
+class SlidingLog:
+    """When units were charged, oldest first."""
+
+    def __init__(self) -> None:
+        self._entries: deque[list[int]] = deque()  # ms, units
+        self._count = 0
+
+    def look(self, limit: LocalLimit, now: int, cost: int) -> tuple[int, int, int]:
+        """Return the units counted, the ms until a cost that does not fit yet will fit, and until nothing counts."""
+        entries, dead = self._entries, now - limit.window
+        while entries and entries[0][0] <= dead:
+            self._count -= entries.popleft()[1]
+        if not entries:
+            return 0, 0, 0
+        wait, over = 0, self._count + cost - limit.limit
+        for stamp, units in entries:
+            if over <= 0:
+                break
+            wait, over = stamp - dead, over - units
+        return self._count, wait, entries[-1][0] - dead
+
+    def charge(self, limit: LocalLimit, now: int, cost: int) -> int:
+        """Charge, and return the stamp by which `refund` finds the units."""
+        # Rounded up, so that units count for a hundredth longer rather than shorter.
+        step = 1 if limit.limit <= MAX_ENTRIES else max(1, limit.window // MAX_ENTRIES)
+        stamp = -(-now // step) * step
+        if self._entries:
+            stamp = max(stamp, self._entries[-1][0])  # the clock stepped back
+        if self._entries and self._entries[-1][0] == stamp:
+            self._entries[-1][1] += cost
+        else:
+            self._entries.append([stamp, cost])
+        self._count += cost
+        return stamp
+
+    def refund(self, limit: LocalLimit, now: int, cost: int, charged_at: int) -> int:
+        """Take units of a stamp back; return how many there were."""
+        for entry in self._entries:
+            if entry[0] == charged_at > now - limit.window:
+                refunded = min(cost, entry[1])
+                entry[1] -= refunded
+                self._count -= refunded
+                return refunded
+        return 0
+
+
+class TokenBucket:
+    """What is missing from the full bucket at a stamp, in 1/window of a unit: a ms refills exactly `limit` of it."""
+
+    def __init__(self) -> None:
+        self._used, self._stamp = 0, 0
+
+    def look(self, limit: LocalLimit, now: int, cost: int) -> tuple[int, int, int]:
+        self._refill(limit, now)
+        over = self._used - (limit.capacity - cost) * limit.window
+        ahead = self._stamp - now  # the clock stepped back, and refills nothing until it is there again
+        wait = ahead + _ceil(over, limit.limit) if over > 0 else 0
+        return _ceil(self._used, limit.window), wait, ahead + _ceil(self._used, limit.limit) if self._used else 0
+
+    def charge(self, limit: LocalLimit, now: int, cost: int) -> int:
+        self._refill(limit, now)
+        self._used += cost * limit.window
+        return now
+
+    def refund(self, limit: LocalLimit, now: int, cost: int, charged_at: int) -> int:  # noqa: ARG002
+        self._refill(limit, now)
+        refunded = min(cost, _ceil(self._used, limit.window))
+        self._used = max(0, self._used - refunded * limit.window)
+        return refunded
+
+    def _refill(self, limit: LocalLimit, now: int) -> None:
+        if now > self._stamp:
+            self._used, self._stamp = max(0, self._used - (now - self._stamp) * limit.limit), now
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
+State = SlidingLog | TokenBucket
+
+
+class LocalLimiter:
+    """The counters of the identities that were seen last."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._lock = threading.Lock()
+        self._states: OrderedDict[tuple[str, str, int, bool], State] = OrderedDict()
+
+    def check(
+        self, limits: Sequence[LocalLimit], now: int, cost: int, *, charge: bool, max_identities: int
+    ) -> list[LocalReply]:
+        """Decide all policies or none; without `charge`, count nothing."""
+        charge = charge and cost > 0
+        with self._lock:
+            looks = [(limit, *self._state(limit).look(limit, now, cost)) for limit in limits]
+            passes = all(count + cost <= limit.capacity or limit.shadow for limit, count, _, _ in looks)
+            replies = []
+            for limit, count, wait, reset_after in looks:
+                remaining, charged_at = max(0, limit.capacity - count), -1
+                allowed = count + cost <= limit.capacity
+                if charge and passes and allowed:
+                    state = self._states.setdefault(_key(limit), self._state(limit))
+                    charged_at = state.charge(limit, now, cost)
+                    _, _, reset_after = state.look(limit, now, 0)
+                    remaining -= cost
+                retry_after = 0 if allowed else -1 if cost > limit.capacity else wait
+                replies.append(LocalReply(allowed, count, remaining, retry_after, reset_after, charged_at))
+            while len(self._states) > max_identities:
+                self._states.popitem(last=False)
+        return replies
+
+    def refund(self, limit: LocalLimit, now: int, cost: int, charged_at: int) -> int:
+        """Refund what was charged, never more than is still counted; return the units refunded."""
+        with self._lock:
+            state = self._states.get(_key(limit))
+            return 0 if state is None else state.refund(limit, now, cost, charged_at)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def _state(self, limit: LocalLimit) -> State:
+        """Return the state of an identity, or a new one that is not kept yet."""
+        key = _key(limit)
+        state = self._states.get(key)
+        if state is not None:
+            self._states.move_to_end(key)  # a refusal is use, too
+            return state
+        return SlidingLog() if limit.burst is None else TokenBucket()
+
+
+def _key(limit: LocalLimit) -> tuple[str, str, int, bool]:
+    """Return the key of a state; the limit is not in it, so that raising it keeps the usage."""
+    return limit.policy, limit.identity, limit.window, limit.burst is not None
+
+
+local_limiter = LocalLimiter()
+process.on_fork(local_limiter.reset)

@@ -1,0 +1,80 @@
+"""Refusals repeated from memory, so that an attack costs Redis nothing.
+
+A refusal with an exact wait stays true until the wait is over; only a refund, a reset or an override ends it earlier. In
+this process these invalidate it; those of other processes are seen within a second, which is as long as one is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from time import monotonic
+from typing import NamedTuple
+
+from .. import conf
+from ..core import clock, registry
+from ..core.decision import Decision
+from .replies import Check
+
+MAX_AGE = 1.0  # seconds
+MAX_ENTRIES = 10_000
+EVERY_POLICY = "*"
+
+
+class _Entry(NamedTuple):
+    decision: Decision
+    checked_at: float  # by this process' clock: the wait begins between this
+    decided_at: float  # and this
+    expires_at: float
+
+
+class RefusalCache:
+    """The latest refusals of one process."""
+
+    def __init__(self) -> None:
+        self._entries: dict[object, _Entry] = {}
+        self._changed = {EVERY_POLICY: 0.0}  # by policy: when units of it were refunded or reset last
+
+    def find(self, check: Check) -> Decision | None:
+        """Return the refusal of an equal check, if it still holds."""
+        entry = self._entries.get((check.policy_set, check.identities, check.cost)) if self._entries else None
+        if entry is None or clock.frozen is not None:
+            return None
+        now = monotonic()
+        if now >= entry.expires_at or self._is_invalid(check, entry.checked_at):
+            return None
+        return entry.decision.later(now - entry.decided_at)
+
+    def store(self, check: Check, decision: Decision, checked_at: float) -> None:
+        """Keep a refusal for as long as it holds."""
+        if (
+            not check.policy_set.cacheable
+            or clock.frozen is not None
+            or not 0 < decision.retry_after < math.inf
+            or not registry.refundable.isdisjoint(check.policy_set.names)
+            or self._is_invalid(check, checked_at)
+        ):
+            return
+        if len(self._entries) >= MAX_ENTRIES:
+            self._entries.clear()  # they last for a second anyway
+        expires_at = checked_at + min(decision.retry_after, MAX_AGE)
+        entry = _Entry(decision, checked_at, monotonic(), expires_at)
+        self._entries[check.policy_set, check.identities, check.cost] = entry
+
+    def invalidate(self, policies: Iterable[str] = (EVERY_POLICY,)) -> None:
+        """Drop the refusals by these policies that were checked before now."""
+        now = monotonic()
+        for name in policies:
+            self._changed[name] = now
+
+    def _is_invalid(self, check: Check, checked_at: float) -> bool:
+        changed = self._changed
+        if len(changed) == 1:  # nothing but EVERY_POLICY
+            return changed[EVERY_POLICY] >= checked_at
+        return any(changed.get(name, 0.0) >= checked_at for name in (EVERY_POLICY, *check.policy_set.names))
+
+
+def refusal_cache() -> RefusalCache:
+    """Return the cache of this process under the present settings."""
+    found: RefusalCache = conf.config().derived.setdefault(RefusalCache, RefusalCache())
+    return found

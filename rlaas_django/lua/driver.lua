@@ -1,0 +1,144 @@
+--[[
+  The driver: runs one operation on the policies of a request, with the functions of their algorithms.
+  Version  1
+
+  check    Checks every policy, then charges all of them, only if every enforced one passes. A shadow policy is charged
+           when it passes too, and never refuses.
+  peek     The same, but charges nothing and writes nothing.
+    KEYS   a counter key per policy, then the override key of the identity that all policies count, or one per policy:
+           a HASH, <policy, or * for all> -> <kind>:<until>:<limit>; kind is block, exempt or limit
+    ARGV   now, 'check' or 'peek', unique (tells this request from all others), cost,
+           then per policy: algorithm, limit, window, capacity, ttl, shadow ('1' or '0'), name
+    reply  {now, then per policy: allowed, current_count, remaining, retry_after, reset_after, limit, charged_at}
+           retry_after -1: never; charged_at -1: not charged
+
+  refund   Takes back what a check charged, never more than is still counted.
+    KEYS   a counter key per charged policy
+    ARGV   now, 'refund', unique of the check ('': no check in particular, the newest units), cost,
+           then per policy: algorithm, limit, window, capacity, ttl, charged_at
+    reply  {units taken back, ...}
+
+  reset    Deletes the state of counters.
+    KEYS   the counter keys
+    ARGV   now, 'reset', '', '0', then per key: algorithm, window
+    reply  the number of keys that were there
+
+  Times are in ms. `now` is '' for the server's clock, which is read once; ttl is the expiry of a counter.
+
+  scripts.py puts `load_algorithm(name)` before this text; it returns the functions of one algorithm (see its file).
+
+  Redis turns a number into text in 3,800 instructions or more, of 90,000 for a whole check. So what is sent as text and
+  goes to a command as text stays text: `at` beside the number `now`, and ttl.
+]]
+local ARGV, KEYS, at, operation = ARGV, KEYS, ARGV[1], ARGV[2]
+if at == "" then
+  local time = redis.call("TIME") -- seconds, and µs without leading zeros
+  local us = #time[2] == 6 and time[2] or string.sub("00000" .. time[2], -6)
+  at = time[1] .. string.sub(us, 1, 3)
+end
+local now, unique, cost = at + 0, ARGV[3], ARGV[4] == "1" and 1 or ARGV[4] + 0
+
+if operation == "refund" then
+  local refunded = {}
+  for i, key in ipairs(KEYS) do
+    local word = 6 * i - 1
+    local limit, window, ttl = ARGV[word + 1] + 0, ARGV[word + 2] + 0, ARGV[word + 4]
+    local charged_at = unique == "" and now or ARGV[word + 5] + 0
+    refunded[i] = load_algorithm(ARGV[word]).refund(key, now, at, limit, window, ttl, cost, unique, charged_at)
+  end
+  return refunded
+elseif operation == "reset" then
+  local deleted = 0
+  for i, key in ipairs(KEYS) do
+    local word = 2 * i + 3
+    deleted = deleted + load_algorithm(ARGV[word]).reset(key, now, ARGV[word + 1] + 0)
+  end
+  return deleted
+end
+
+local policies, charging, pass = (#ARGV - 4) / 7, operation == "check" and cost > 0, true
+
+local find_override
+if redis.call("EXISTS", KEYS[policies + 1]) > 0 or KEYS[policies + 2] and redis.call("EXISTS", unpack(KEYS, policies + 2)) > 0 then
+  -- Returns the kind, the end and the limit of the override that applies to a policy now.
+  find_override = function(key, name)
+    for _, found in ipairs(redis.call("HMGET", key, name, "*")) do
+      local kind, ends, limit = string.match(found or "", "^(%a+):(%d+):(%d*)$")
+      if kind and ends + 0 > now then
+        return kind, ends + 0, tonumber(limit)
+      end
+    end
+  end
+end
+
+-- Room for one policy, or for three, from the start: a table that grows is copied each time.
+local reply = policies == 1 and { now, nil, nil, nil, nil, nil, nil, nil }
+  or { now, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil }
+
+-- Check. What a charge needs is in these locals, and for all policies but the last in `kept`: a request with one policy,
+-- as most are, makes no table for it.
+local loaded, algorithm, kept, charge, limit, window, a, b, c, d, e
+for i = 1, policies do
+  local word, row = 7 * i - 2, 7 * i - 5
+  if i > 1 then
+    local slot = 8 * i - 15
+    kept = kept or {}
+    kept[slot], kept[slot + 1], kept[slot + 2] = charge, limit, window
+    kept[slot + 3], kept[slot + 4], kept[slot + 5], kept[slot + 6], kept[slot + 7] = a, b, c, d, e
+  end
+
+  limit, window = ARGV[word + 1] + 0, ARGV[word + 2] + 0
+  local capacity = ARGV[word + 3] == ARGV[word + 1] and limit or ARGV[word + 3] + 0
+  local kind, ends, custom
+  if find_override then
+    kind, ends, custom = find_override(KEYS[policies + i] or KEYS[policies + 1], ARGV[word + 6])
+    if kind == "limit" then
+      limit, capacity = custom, custom
+    end
+  end
+
+  if ARGV[word] ~= loaded then
+    loaded = ARGV[word]
+    algorithm = load_algorithm(loaded)
+  end
+  local count, wait, reset_after
+  count, wait, reset_after, a, b, c, d, e =
+    algorithm.check(KEYS[i], now, at, limit, window, ARGV[word + 4], cost, capacity, charging)
+
+  local remaining, retry_after = capacity - count, 0
+  local allowed = cost <= remaining
+  if not allowed then
+    retry_after = cost > capacity and -1 or wait
+    if remaining < 0 then
+      remaining = 0
+    end
+  end
+  if kind == "block" then
+    allowed, remaining, retry_after = false, 0, ends - now
+  elseif kind == "exempt" then
+    allowed, retry_after = true, 0
+  end
+
+  pass = pass and (allowed or ARGV[word + 5] == "1")
+  charge = allowed and kind ~= "exempt" and algorithm.charge
+  reply[row], reply[row + 1], reply[row + 2], reply[row + 3] = allowed and 1 or 0, count, remaining, retry_after
+  reply[row + 4], reply[row + 5], reply[row + 6] = reset_after, capacity, -1
+end
+
+-- Charge, from the last policy to the first.
+for i = policies, 1, -1 do
+  local word, row = 7 * i - 2, 7 * i - 5
+  if i < policies then
+    charge, limit, window, a, b, c, d, e = unpack(kept, 8 * i - 7, 8 * i)
+  end
+  if charge and pass and charging then
+    reply[row + 2] = reply[row + 2] - cost
+    reply[row + 4], reply[row + 6] =
+      charge(KEYS[i], now, at, limit, window, ARGV[word + 4], cost, unique, a, b, c, d, e)
+  elseif not reply[row + 4] then
+    -- The check left reset_after to a charge that does not take place; as a peek it finds it.
+    local check, _ = load_algorithm(ARGV[word]).check, nil
+    _, _, reply[row + 4] = check(KEYS[i], now, at, limit, window, ARGV[word + 4], cost, reply[row + 5], false)
+  end
+end
+return reply

@@ -288,7 +288,7 @@ class Passage:
         request, visit = self.request, self.visit
         visit.add(decision, cost)
         _annotate(request, visit.decision())
-        stats.note(decision, request.method or "", request.path)
+        stats.record(decision, request.method or "", request.path)
         if not (isinstance(decision, Repeated) or _refused(decision)):  # the one is a refusal by a limit, always
             return False
         if log.has_room(logging.WARNING):

@@ -9,11 +9,10 @@ them for good (models.Override); Redis has
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from . import backend, background, plans, refusals
+from . import backend, plans, refusals
 from .identity import override_parts
 from .scripts import OVERRIDE
 
@@ -21,10 +20,6 @@ EVERY_POLICY = "*"
 BLOCK, EXEMPT, LIMIT = "block", "exempt", "limit"
 COMPLETE = "rlaas:overrides"
 COMPLETE_TTL = 30 * 86_400
-BETWEEN_LOOKS = 30  # seconds
-
-# Writes them all again; set by the models, which keep them.
-restore: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +49,6 @@ def mark_complete() -> None:
     backend.execute([("SET", COMPLETE, 1, "EX", COMPLETE_TTL)])
 
 
-def restore_if_lost() -> None:
-    """In the background: write them again when Redis was emptied. The database is not asked more than now and then."""
-    global _next_look
-    if restore is None or time.monotonic() < _next_look:
-        return
-    if backend.execute([("EXISTS", COMPLETE)]) == [0]:
-        _next_look = time.monotonic() + BETWEEN_LOOKS
-        restore()
-
-
-_next_look = 0.0
-
-background.every_second(restore_if_lost, slow=True)
+def is_lost() -> bool:
+    """Return whether Redis lost the overrides: it was emptied, or never had them."""
+    return bool(backend.execute([("EXISTS", COMPLETE)]) == [0])

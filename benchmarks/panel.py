@@ -11,7 +11,8 @@ from django.http import HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import reverse
 
-from rlaas_django import Policy, background, check, rate_limit, stats
+from rlaas_django import Policy, check, rate_limit, stats
+from rlaas_django.stats import background, recorder
 
 from . import server
 from .measure import Effort, Spread, progress, rounds, time_per_call
@@ -92,7 +93,7 @@ def notes(effort: Effort) -> Findings:
     background.run()
     found = [
         (
-            time_per_call(lambda: stats.note(decision, "GET", "/"), 2_000) * 1e6,
+            time_per_call(lambda: stats.record(decision, "GET", "/"), 2_000) * 1e6,
             time_per_call(lambda: check("203.0.113.9", policy), 500) * 1e6,
             flush_time(decision, 2_000) * 1e6,
         )
@@ -110,7 +111,7 @@ def notes(effort: Effort) -> Findings:
 
 
 def flush_time(decision, times: int) -> float:
-    stats.flush()
+    recorder.flush()
     for _ in range(times):
-        stats.note(decision, "GET", "/")
-    return time_per_call(stats.flush, 1) / times
+        stats.record(decision, "GET", "/")
+    return time_per_call(recorder.flush, 1) / times

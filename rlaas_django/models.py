@@ -1,4 +1,4 @@
-"""What the admin needs a database for: permissions to hang the panel on, and overrides that outlive Redis."""
+"""The panel's permissions, and the overrides of operators, which must survive a restart of Redis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import overrides
 
 
 class RateLimit(models.Model):
-    """No table: the panel's place in the admin, with its permissions to view and to change."""
+    """A model without a table: the panel's entry in the admin, with its permissions to view and to change."""
 
     class Meta:
         managed = False
@@ -28,41 +28,44 @@ class RateLimit(models.Model):
 
 
 class OverrideQuerySet(models.QuerySet["Override"]):
+    """Overrides, active and ended."""
+
     def active(self) -> OverrideQuerySet:
+        """Return the overrides that apply now."""
         return self.filter(ended_at=None, until__gt=timezone.now())
 
 
 class Override(models.Model):
-    """What holds for one identity instead of a policy, until a time; ended ones stay, as history."""
+    """Block, exempt or give a custom limit to one identity until a time; ended overrides are kept as history."""
 
     class Kind(models.TextChoices):
         BLOCK = overrides.BLOCK, _("blocked")
         EXEMPT = overrides.EXEMPT, _("exempt")
-        LIMIT = overrides.LIMIT, _("another limit")
+        LIMIT = overrides.LIMIT, _("custom limit")
 
     identity = models.CharField(_("identity"), max_length=200)
-    policy = models.CharField(_("policy"), max_length=100, blank=True, help_text=_("Empty: every policy."))
-    kind = models.CharField(_("what holds"), max_length=10, choices=Kind)
+    policy = models.CharField(_("policy"), max_length=100, blank=True, help_text=_("Leave empty for all policies."))
+    kind = models.CharField(_("kind"), max_length=10, choices=Kind)
     limit = models.PositiveBigIntegerField(_("limit"), null=True, blank=True)
     until = models.DateTimeField(_("until"))
     reason = models.CharField(_("reason"), max_length=200)
-    created_at = models.DateTimeField(_("made at"), auto_now_add=True)
-    # Names, not references: history stays when an account goes, and a site without accounts can have policies too.
-    created_by = models.CharField(_("made by"), max_length=254, blank=True)
+    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+    # Usernames rather than foreign keys: the history survives the account.
+    created_by = models.CharField(_("created by"), max_length=254, blank=True)
     ended_at = models.DateTimeField(_("ended at"), null=True, blank=True)
     ended_by = models.CharField(_("ended by"), max_length=254, blank=True)
 
     objects = OverrideQuerySet.as_manager()
 
     class Meta:
-        default_permissions = ()  # the panel's permissions hold
+        default_permissions = ()  # the permissions of RateLimit apply
         verbose_name = _("override")
         verbose_name_plural = _("overrides")
         ordering = ("-created_at", "-pk")
         constraints = (
-            # Two who act at once: the second ends what the first began, or is told.
+            # Of two operators who act at once, the second gets an IntegrityError, and tries again.
             models.UniqueConstraint(
-                fields=("identity", "policy"), condition=Q(ended_at=None), name="rlaas_one_override_in_force"
+                fields=("identity", "policy"), condition=Q(ended_at=None), name="rlaas_one_active_override"
             ),
         )
 
@@ -70,47 +73,54 @@ class Override(models.Model):
         return f"{self.identity}: {self.get_kind_display()}"
 
     @classmethod
-    def set(cls, identity: str, policy: str, kind: str, until: datetime, *, by: object, **rest: Any) -> Override:
-        """Let this hold from now on, instead of what held for the identity and policy before."""
+    def set(cls, identity: str, policy: str, kind: str, until: datetime, *, by: object, **fields: Any) -> Override:
+        """Create an override, and end the one that the identity has under the same policy."""
         try:
-            return cls._set(identity, policy, kind, until, by=by, **rest)
-        except IntegrityError:  # somebody else was quicker, and is ended now
-            return cls._set(identity, policy, kind, until, by=by, **rest)
+            return cls._replace(identity, policy, kind, until, by=by, **fields)
+        except IntegrityError:  # another operator was faster; end that override too
+            return cls._replace(identity, policy, kind, until, by=by, **fields)
 
     @classmethod
-    def _set(cls, identity: str, policy: str, kind: str, until: datetime, *, by: object, **rest: Any) -> Override:
+    def _replace(cls, identity: str, policy: str, kind: str, until: datetime, *, by: object, **fields: Any) -> Override:
         with transaction.atomic():
             cls._end(cls.objects.filter(identity=identity, policy=policy), by)
             override = cls.objects.create(
-                identity=identity, policy=policy, kind=kind, until=until, created_by=str(by), **rest
+                identity=identity, policy=policy, kind=kind, until=until, created_by=str(by), **fields
             )
-            cls._publish_both_ways(identity)
+            cls._publish_now_and_on_commit(identity)
         return override
 
+    def is_active(self, at: datetime | None = None) -> bool:
+        """Return whether the override applies at a time, by default now."""
+        at = at or timezone.now()
+        return self.created_at <= at < min(self.until, self.ended_at or self.until)
+
     def end(self, by: object) -> None:
+        """End the override now."""
         with transaction.atomic():
             self._end(type(self).objects.filter(pk=self.pk), by)
-            self._publish_both_ways(self.identity)
+            self._publish_now_and_on_commit(self.identity)
 
     @staticmethod
     def _end(overrides: models.QuerySet[Override], by: object) -> None:
         overrides.filter(ended_at=None).update(ended_at=timezone.now(), ended_by=str(by))
 
     @classmethod
-    def _publish_both_ways(cls, identity: str) -> None:
-        """Now, so that nothing is kept that Redis did not take; and when others can see it, who may act at once."""
+    def _publish_now_and_on_commit(cls, identity: str) -> None:
+        """Publish twice: now, so that an unavailable Redis rolls back; on commit, to see concurrent changes."""
         cls.publish(identity)
         transaction.on_commit(partial(cls.publish, identity), robust=True)
 
     @classmethod
     def publish(cls, identity: str) -> None:
-        """Let Redis have what the database has, also when somebody else changes it meanwhile."""
+        """Write the active overrides of an identity to Redis, again if they change meanwhile."""
         written = None
         while (current := list(cls.objects.active().filter(identity=identity))) != written:
             overrides.publish(identity, [override.published() for override in current])
             written = current
 
     def published(self) -> overrides.Override:
+        """Return the override in the form that is written to Redis."""
         return overrides.Override(
             self.identity,
             self.policy or overrides.EVERY_POLICY,
@@ -121,12 +131,9 @@ class Override(models.Model):
 
     @classmethod
     def restore(cls) -> int:
-        """Write every override that is in force to Redis; how many identities they are for."""
+        """Write all active overrides to Redis, and return the number of identities that have one."""
         identities = sorted(set(cls.objects.active().values_list("identity", flat=True)))
         for identity in identities:
             cls.publish(identity)
         overrides.mark_complete()
         return len(identities)
-
-
-overrides.restore = Override.restore

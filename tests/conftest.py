@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rlaas_django import backend, background, conf, decorators, refusals, stats
+from rlaas_django import backend, conf, decorators, refusals
 from rlaas_django.policy import ALGORITHMS
+from rlaas_django.stats import background, recorder
 from rlaas_django.testing import frozen_clock
 
 # 20 s into a window of a minute.
@@ -19,8 +20,8 @@ conf.DEFAULTS["TIMEOUT"] = 20.0
 def _nothing_left_behind():
     """Each test starts with empty servers, and may leave no key of ours without a TTL."""
     clients = [backend.client(alias) for alias in ("default", "fakeredis")]
-    with background._round:  # what earlier tests noted is not written into this one
-        stats._notes.clear()
+    with background.paused():  # what earlier tests recorded is not written into this one
+        recorder.state.reset()
         for client in clients:
             client.flushdb()
     refusals.known.clear()

@@ -22,9 +22,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from example_project.redis_server import Server
-from rlaas_django import Policy, acheck, apeek, backend, background, check, peek, refund, reset
+from rlaas_django import Policy, acheck, apeek, backend, check, peek, refund, reset
 from rlaas_django.policy import ALGORITHMS, SLIDING_WINDOW, YEAR
 from rlaas_django.scripts import CHECK
+from rlaas_django.stats import background
 from rlaas_django.testing import embedded_redis
 from tests.test_concurrency import in_threads
 
@@ -211,7 +212,7 @@ def test_parent_and_child_go_on_after_a_fork(ask):
 @contextmanager
 def nothing_left_open(url: str):
     """As many connections after as before, without the garbage collector's help, or the background thread's part."""
-    with background._round, onlooker(url) as client:
+    with background.paused(), onlooker(url) as client:
         before = connections(client)
         gc.disable()
         try:

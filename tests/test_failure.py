@@ -25,7 +25,6 @@ from rlaas_django import (
     apeek,
     arefund,
     backend,
-    background,
     breaker,
     check,
     failure,
@@ -34,11 +33,11 @@ from rlaas_django import (
     refund,
     reset,
     server,
-    stats,
 )
 from rlaas_django.backend import UnavailableError
 from rlaas_django.policy import ALGORITHMS, FIXED_WINDOW, SLIDING_WINDOW, YEAR
 from rlaas_django.signals import backend_failed
+from rlaas_django.stats import background, reader, recorder
 from rlaas_django.testing import frozen_clock
 from tests.conftest import NOW
 from tests.deployments import Node, wait_until
@@ -64,13 +63,13 @@ on_failure_of_each = pytest.mark.parametrize("on_failure", POLICIES)
 def _nothing_left_in_memory():
     """And the background thread waits: what it asks is none of what a test counts. The garbage waits, too: to go
     through what a whole run of tests leaves in memory takes longer than what is timed here."""
-    with background._round:
-        stats._notes.clear()
+    with background.paused():
+        recorder.state.reset()
         failure.memory.clear()
         gc.disable()
         yield
         gc.enable()
-        stats._notes.clear()
+        recorder.state.reset()
         failure.memory.clear()
 
 
@@ -678,8 +677,8 @@ def test_statistics_count_what_was_decided_without_redis(on_failure, visitor, pl
     visitor.statuses(6)
     place.node.launch()
     clock.pass_interval()
-    stats.flush()
-    found = stats.minutes(["p"])["p"][-2:]  # a minute may have ended meanwhile
+    recorder.flush()
+    found = reader.minutes(["p"])["p"][-2:]  # a minute may have ended meanwhile
     allowed, refused, degraded = (
         sum(getattr(each, kind) for each in found) for kind in ("allowed", "refused", "degraded")
     )

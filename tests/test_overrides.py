@@ -1,4 +1,4 @@
-"""What an operator makes hold for one identity: at once, everywhere, in the same round trip, until it ends."""
+"""Overrides: block, exempt or limit one identity, from the next request on, until a time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from django.db import IntegrityError
 from django.test import override_settings
 from django.utils import timezone
 
-from rlaas_django import Policy, acheck, background, check, overrides, peek, refund
+from rlaas_django import Policy, acheck, check, overrides, peek, refund
 from rlaas_django.limiter import give_back
 from rlaas_django.models import Override
 from rlaas_django.overrides import BLOCK, EVERY_POLICY, EXEMPT, LIMIT
 from rlaas_django.policy import ALGORITHMS, TOKEN_BUCKET
+from rlaas_django.stats import background
 
 HOUR = 3_600_000
 
@@ -26,7 +27,7 @@ def override(kind: str, policy: str = EVERY_POLICY, limit: int | None = None, ms
     overrides.publish("alice", [overrides.Override("alice", policy, kind, until, limit)])
 
 
-async def test_who_is_blocked_is_refused_until_the_end_and_charged_nothing(server, algo, clock):
+async def test_a_blocked_identity_is_refused_until_the_end_and_not_charged(server, algo, clock):
     policy = Policy("p", "5/m", algo=algo)
     override(BLOCK, now=clock.ms)
     refused = check("alice", policy)
@@ -37,7 +38,7 @@ async def test_who_is_blocked_is_refused_until_the_end_and_charged_nothing(serve
     assert check("alice", policy).current_count == 0
 
 
-def test_who_is_exempt_passes_and_is_not_counted(server, algo, clock):
+def test_an_exempt_identity_is_allowed_and_not_counted(server, algo, clock):
     policy = Policy("p", "2/m", algo=algo)
     override(EXEMPT, now=clock.ms)
     decisions = [check("alice", policy) for _ in range(9)]
@@ -46,7 +47,7 @@ def test_who_is_exempt_passes_and_is_not_counted(server, algo, clock):
     assert not refund(decisions[0])
 
 
-def test_another_limit_holds_with_the_usage_kept(server, algo, clock):
+def test_a_custom_limit_keeps_the_usage(server, algo, clock):
     policy = Policy("p", "2/m", algo=algo)
     check("alice", policy, cost=2)
     assert not check("alice", policy).allowed
@@ -57,7 +58,7 @@ def test_another_limit_holds_with_the_usage_kept(server, algo, clock):
     assert not check("alice", policy).allowed
 
 
-def test_one_for_a_policy_goes_before_one_for_all(client, clock):
+def test_an_override_of_one_policy_takes_precedence(client, clock):
     until = clock.ms + HOUR
     overrides.publish(
         "alice",
@@ -70,7 +71,7 @@ def test_one_for_a_policy_goes_before_one_for_all(client, clock):
     assert check("alice", Policy("free", "5/m")).allowed
 
 
-def test_one_that_ran_out_hides_no_other(server, clock):
+def test_an_expired_override_hides_no_other(server, clock):
     overrides.publish(
         "alice",
         [
@@ -84,7 +85,7 @@ def test_one_that_ran_out_hides_no_other(server, clock):
 
 
 @pytest.mark.parametrize("back", [lambda policy, decision: refund(decision), lambda p, d: give_back("alice", p, 1)])
-def test_a_bucket_under_another_limit_gives_back_no_more_than_was_taken(server, back, clock):
+def test_a_refund_to_a_bucket_with_a_custom_limit_is_bounded_by_its_usage(server, back, clock):
     policy = Policy("p", "600/m", algo=TOKEN_BUCKET)
     override(LIMIT, limit=10, now=clock.ms)
     check("alice", policy, cost=9)
@@ -102,7 +103,7 @@ def test_a_blocked_identity_blocks_the_whole_request(clock):
     assert peek("alice", policies[0]).current_count == 0
 
 
-def test_it_is_written_with_its_expiry_and_gone_when_none_is_left(client):
+def test_the_key_expires_with_the_last_override_and_is_deleted_without(client):
     override(BLOCK)
     assert 3_500_000 < client.pttl("rlaas:override:alice") <= HOUR
     overrides.publish("alice", [])
@@ -110,7 +111,7 @@ def test_it_is_written_with_its_expiry_and_gone_when_none_is_left(client):
 
 
 @pytest.mark.parametrize("amount", [1, 3, 9])
-def test_units_are_given_back_newest_first_and_never_more_than_there_are(server, algo, amount, clock):
+def test_a_refund_is_bounded_by_the_usage(server, algo, amount, clock):
     policy = Policy("p", "9/m", algo=algo)
     for _ in range(5):
         check("alice", policy)
@@ -120,7 +121,7 @@ def test_units_are_given_back_newest_first_and_never_more_than_there_are(server,
     assert peek("alice", policy).current_count == max(0, counted - amount)
 
 
-def test_giving_back_frees_the_newest_so_that_the_oldest_still_ends_first(server, clock):
+def test_a_refund_takes_the_newest_units_first(server, clock):
     for algo in ALGORITHMS[1:3]:
         policy = Policy(algo, "3/m", algo=algo)
         for _ in range(3):
@@ -137,7 +138,7 @@ class TestModel:
         until = timezone.now() + timedelta(hours=1)
         return Override.set("alice", policy, kind, until, by="operator", reason="spam", **rest)
 
-    def test_it_holds_at_once_and_ends_at_once(self):
+    def test_set_and_end_apply_to_the_next_check(self):
         made = self.set()
         assert not check("alice").allowed
         made.end(by="operator")
@@ -145,7 +146,7 @@ class TestModel:
         made.refresh_from_db()
         assert (made.ended_by, made.created_by, made.reason) == ("operator", "operator", "spam")
 
-    def test_a_second_one_ends_the_first_which_stays_as_history(self):
+    def test_a_second_override_ends_the_first_and_keeps_it_as_history(self):
         self.set()
         self.set(EXEMPT)
         assert check("alice", cost=5).allowed
@@ -153,13 +154,13 @@ class TestModel:
         assert [each.kind for each in Override.objects.all()] == [EXEMPT, BLOCK]
         assert Override.objects.active().count() == 1
 
-    def test_two_in_force_for_the_same_cannot_be(self):
+    def test_the_database_allows_one_active_override(self):
         self.set()
         with pytest.raises(IntegrityError):
             Override.objects.create(identity="alice", policy="", kind=BLOCK, until=timezone.now(), reason="again")
 
-    def test_who_is_second_ends_what_the_first_began(self, monkeypatch):
-        """The first one's row came after the second one had looked for it."""
+    def test_of_two_concurrent_overrides_the_second_wins(self, monkeypatch):
+        """The row of the first is committed after the second has looked for an active override."""
         self.set()
         real, missed = Override._end, [True]
 
@@ -170,17 +171,17 @@ class TestModel:
         self.set(EXEMPT)
         assert [each.kind for each in Override.objects.active()] == [EXEMPT]
 
-    def test_they_survive_redis_restarted_empty(self, client, monkeypatch):
+    def test_overrides_are_restored_after_redis_lost_them(self, client, monkeypatch):
         self.set()
         self.set(LIMIT, policy="default", limit=2)
         client.flushdb()
         assert check("alice").limit == 5
-        monkeypatch.setattr(overrides, "_next_look", 0.0)
+        monkeypatch.setattr(background.state, "next_restore", 0.0)
         background.run(20)
         assert client.exists(overrides.COMPLETE)
         assert check("alice").limit == 2
 
-    def test_the_command_restores_them(self, client):
+    def test_the_command_restores_overrides(self, client):
         self.set()
         client.flushdb()
         output = StringIO()
@@ -188,20 +189,20 @@ class TestModel:
         assert "1 identities" in output.getvalue()
         assert not check("alice").allowed
 
-    def test_the_command_says_when_redis_is_away(self):
+    def test_the_command_fails_while_redis_is_unavailable(self):
         gone = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
-        with override_settings(CACHES=gone), pytest.raises(CommandError, match="Redis cannot be reached"):
+        with override_settings(CACHES=gone), pytest.raises(CommandError, match="Redis is unavailable"):
             call_command("rlaas", "restore")
 
-    def test_an_override_that_ran_out_is_not_restored(self, client):
+    def test_an_expired_override_is_not_restored(self, client):
         made = self.set()
         Override.objects.filter(pk=made.pk).update(until=timezone.now() - timedelta(seconds=1))
         client.flushdb()
         Override.restore()
         assert check("alice").allowed
 
-    def test_what_changes_while_it_is_published_is_published_too(self, monkeypatch, client):
-        """Two admins at once: whoever writes last writes what the database has."""
+    def test_a_change_during_publishing_is_published_too(self, monkeypatch, client):
+        """Of two concurrent operators, the slower one publishes what the database has, not what it read before."""
         real = overrides.publish
         others = [lambda: self.set(EXEMPT)]
 
@@ -209,7 +210,7 @@ class TestModel:
             real(identity, found)
             if others:
                 others.pop()()
-                real(identity, found)  # the slower of the two writes last, and what it wrote is old
+                real(identity, found)  # the slower of the two writes last, with outdated overrides
 
         monkeypatch.setattr(overrides, "publish", publish)
         self.set()

@@ -10,8 +10,9 @@ import uuid
 import pytest
 from django.http import HttpResponse
 
-from rlaas_django import Policy, background, rate_limit
+from rlaas_django import Policy, rate_limit
 from rlaas_django.identity import identify
+from rlaas_django.stats import background
 from tests.http import BOTH_WAYS, EVERY_WAY, OURS, Site, assert_refusal, counters, ok
 
 CLIENT, PROXY, OTHER_PROXY = "203.0.113.9", "10.0.0.1", "10.0.0.2"

@@ -30,7 +30,6 @@ from rlaas_django import (
     arefund,
     areset,
     backend,
-    background,
     breaker,
     check,
     log,
@@ -47,6 +46,7 @@ from rlaas_django.cluster import ConnectionFactory
 from rlaas_django.identity import Id
 from rlaas_django.policy import FIXED_WINDOW, SLIDING_WINDOW, YEAR, Decision, Left, Outcome, Repeated
 from rlaas_django.server import Server, UnavailableError, _for_tls
+from rlaas_django.stats import background
 from rlaas_django.testing import embedded_redis
 from rlaas_django.wire import pack
 from tests.faults import Loopback
@@ -106,7 +106,7 @@ def test_foreign_keys_among_ours_are_left_out_of_the_active_ones(own, browser): 
             client.set(b"rlaas:rate_limit:" + (key.encode() if isinstance(key, str) else key), 1, ex=60)
     response = browser.get(page("users", tab="active"))
     assert response.status_code == 200
-    assert [row.who.id for row in response.context["rows"]] == ["alice"]
+    assert [row.identity.encoded for row in response.context["rows"]] == ["alice"]
     assert_in_order()
 
 
@@ -521,7 +521,13 @@ def test_a_fork_can_use_what_another_thread_of_the_parent_had_locked(own):  # no
 
     def locks():
         return [
-            *(ConnectionFactory._lock, backend._lock, background._lock, background._round, log._lock),
+            *(
+                ConnectionFactory._lock,
+                backend._lock,
+                background.state.start_lock,
+                background.state.round_lock,
+                log._lock,
+            ),
             *(server.breaker._lock, server._quick.lock, server._patient.lock),
         ]
 

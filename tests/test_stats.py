@@ -1,31 +1,44 @@
-"""Statistics of requests: written beside them, bounded, and never in their way."""
+"""Statistics of requests: recorded in memory, written by a background thread, bounded in Redis."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
-import os
 import threading
 import time
 
 import pytest
 from django.http import HttpResponse
-from django.test import RequestFactory, override_settings
+from django.test import AsyncRequestFactory, RequestFactory, override_settings
 
-from rlaas_django import Policy, background, check, rate_limit, stats
+from rlaas_django import Policy, check, rate_limit
+from rlaas_django.core import process
+from rlaas_django.stats import background, reader, recorder, schema
+
+GONE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
 
 
 @pytest.fixture(autouse=True)
-def _nothing_noted(request):
-    """And the background thread waits, unless a test is about it: it would write half of what a test has noted."""
-    waits = contextlib.nullcontext() if "background" in request.keywords else background._round
-    with waits:
-        stats._notes.clear()
+def _nothing_recorded(request):
+    """Start with nothing pending; the thread is paused unless a test is about it: it would flush in the middle."""
+    with contextlib.nullcontext() if "background" in request.keywords else background.paused():
+        recorder.state.reset()
         yield
-        stats._notes.clear()
+        recorder.state.reset()
 
 
-def ask(policy: Policy, times: int = 1, address: str = "203.0.113.9", path: str = "/search/") -> None:
+@pytest.fixture
+def fresh_thread():
+    """A process whose background thread has not started, and another one afterwards."""
+    background.state.reset()
+    yield
+    background.state.reset()
+
+
+def send(policy: Policy, times: int = 1, address: str = "203.0.113.9", path: str = "/search/") -> None:
+    """Send requests to a limited view."""
+
     @rate_limit(policy)
     def view(request):
         return HttpResponse()
@@ -34,198 +47,222 @@ def ask(policy: Policy, times: int = 1, address: str = "203.0.113.9", path: str 
         view(RequestFactory().get(path, REMOTE_ADDR=address))
 
 
-def last_minutes(name: str) -> stats.Minute:
-    """The last two minutes added up, so that a boundary between asking and looking does not matter."""
-    found = stats.minutes([name])[name][-2:]
-    return stats.Minute(found[1].start, *(a + b for a, b in zip(found[0][1:], found[1][1:], strict=True)))
+def last_minutes(name: str) -> reader.Minute:
+    """Return the last two minutes added up: a minute may end between the requests and here."""
+    before, now = reader.minutes([name])[name][-2:]
+    return reader.Minute(now.start, *(a + b for a, b in zip(before[1:], now[1:], strict=True)))
 
 
-def test_requests_are_counted_per_policy_and_minute():
-    ask(Policy("p", "3/m", key="ip"), 5)
-    stats.flush()
-    minute = last_minutes("p")
-    assert (minute.allowed, minute.refused, minute.shadowed, minute.degraded) == (3, 2, 0, 0)
-    assert len(stats.minutes(["p"])["p"]) == 24 * 60
+class TestFlush:
+    def test_requests_are_counted_per_policy_and_minute(self):
+        send(Policy("p", "3/m", key="ip"), 5)
+        recorder.flush()
+        minute = last_minutes("p")
+        assert (minute.allowed, minute.refused, minute.shadowed, minute.degraded) == (3, 2, 0, 0)
+        assert len(reader.minutes(["p"])["p"]) == 24 * 60
+
+    async def test_requests_to_async_views_are_counted(self):
+        @rate_limit("3/m", key="ip", group="p")
+        async def view(request):
+            return HttpResponse()
+
+        for _ in range(5):
+            await view(AsyncRequestFactory().get("/"))
+        recorder.flush()
+        assert (last_minutes("p").allowed, last_minutes("p").refused) == (3, 2)
+
+    def test_refusals_of_a_shadow_policy_are_counted_apart(self):
+        send(Policy("p", "1/m", key="ip", shadow=True), 4)
+        recorder.flush()
+        minute = last_minutes("p")
+        assert (minute.allowed, minute.refused, minute.shadowed) == (1, 0, 3)
+
+    def test_decisions_without_redis_are_counted_when_it_is_available_again(self):
+        with override_settings(CACHES=GONE):
+            send(Policy("p", "3/m", key="ip"), 2)
+            with contextlib.suppress(Exception):
+                recorder.flush()
+        recorder.flush()
+        assert last_minutes("p").degraded == 2
+
+    def test_calls_of_check_are_not_recorded(self, client):
+        check("alice", Policy("p", "3/m"))
+        recorder.flush()
+        assert not client.exists(schema.stats_key("p", int(time.time()) // schema.DAY))
+
+    def test_the_oldest_decisions_are_dropped_beyond_a_bound(self, monkeypatch):
+        monkeypatch.setattr(recorder, "MAX_PENDING", 3)
+        recorder.state.reset()
+        send(Policy("p", "100/m", key="ip"), 5)
+        recorder.flush()
+        assert last_minutes("p").allowed == 3
+
+    def test_every_key_has_a_ttl_and_a_hash_tag(self, client):
+        send(Policy("p", "1/m", key="ip"), 3)
+        recorder.flush()
+        keys = [key for key in client.keys("rlaas:*") if not key.startswith(b"rlaas:rate_limit:")]
+        assert len(keys) == 4
+        assert all(client.ttl(key) > 0 for key in keys)
+        assert all(b"{p}" in key for key in keys)
+
+    def test_recording_sends_no_command(self, client):
+        send(Policy("p", "100/m", key="ip"))
+        with client.monitor() as monitor:
+            send(Policy("p", "100/m", key="ip"), 10)
+            client.ping()
+            commands = []
+            for line in monitor.listen():
+                if line["command"] == "PING":
+                    break
+                if line["client_type"] != "lua":
+                    commands.append(line["command"].split()[0])
+        assert commands.count("EVALSHA") == 10
 
 
-def test_what_a_shadow_would_refuse_is_counted_apart():
-    ask(Policy("p", "1/m", key="ip", shadow=True), 4)
-    stats.flush()
-    minute = last_minutes("p")
-    assert (minute.allowed, minute.refused, minute.shadowed) == (1, 0, 3)
+class TestRefusals:
+    def test_an_entry_has_the_request_and_the_usage(self, clock):
+        send(Policy("p", "3/m", key="ip"), 4, path="/login/")
+        recorder.flush()
+        (refusal,) = reader.refusals(["p"])
+        assert (refusal.policy, refusal.identity) == ("p", "ip=203.0.113.9")
+        assert (refusal.method, refusal.path) == ("GET", "/login/")
+        assert (refusal.count, refusal.limit, refusal.window, refusal.retry_after) == (3, 3, 60, 60.0)
+        assert abs(refusal.at - time.time()) < 5
+
+    def test_a_flush_lists_a_sample_and_counts_the_rest(self):
+        send(Policy("p", "1/m", key="ip"), 1 + recorder.REFUSALS_PER_FLUSH + 30)
+        recorder.flush()
+        assert len(reader.refusals(["p"])) == recorder.REFUSALS_PER_FLUSH
+        assert last_minutes("p").unlogged == 30
+        assert reader.refused_today(["p"])["p", "ip=203.0.113.9"] == recorder.REFUSALS_PER_FLUSH + 30
+
+    def test_the_newest_are_kept(self, monkeypatch, client):
+        monkeypatch.setattr(schema, "MAX_REFUSALS", 10)
+        for i in range(4):
+            send(Policy("p", "1/m", key="ip"), 5, path=f"/{i}")
+            recorder.flush()
+        assert client.llen(schema.refusals_key("p")) == 10
+        assert reader.refusals(["p"])[0].path == "/3"
 
 
-def test_decisions_without_redis_are_counted_once_it_is_back():
-    gone = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
-    with override_settings(CACHES=gone):
-        ask(Policy("p", "3/m", key="ip"), 2)
-    stats.flush()
-    assert last_minutes("p").degraded == 2
+class TestWatched:
+    def test_identities_from_80_percent_on_are_watched(self):
+        send(Policy("p", "5/m", key="ip"), 3, address="203.0.113.1")
+        send(Policy("p", "5/m", key="ip"), 4, address="203.0.113.2")
+        send(Policy("p", "5/m", key="ip"), 9, address="203.0.113.3")
+        recorder.flush()
+        assert reader.watched(["p"]) == [("p", "ip=203.0.113.3", 101), ("p", "ip=203.0.113.2", 80)]
 
+    def test_the_identities_with_the_most_refusals_are_kept(self, monkeypatch):
+        monkeypatch.setattr(schema, "MAX_IDENTITIES", 3)
+        for i in range(6):
+            send(Policy("p", "1/m", key="ip"), 2 + i, address=f"203.0.113.{i}")
+        recorder.flush()
+        assert len(reader.watched(["p"])) == 3
+        assert sorted(reader.refused_today(["p"]).values()) == [4, 5, 6]
 
-def test_refusals_are_listed_with_what_an_operator_wants_to_know(clock):
-    ask(Policy("p", "3/m", key="ip"), 4, path="/login/")
-    stats.flush()
-    (refusal,) = stats.refusals(["p"])
-    assert (refusal.policy, refusal.identity, refusal.method, refusal.path) == ("p", "ip=203.0.113.9", "GET", "/login/")
-    assert (refusal.count, refusal.limit, refusal.window, refusal.retry_after) == (3, 3, 60, 60.0)
-    assert abs(refusal.at - time.time()) < 5
-
-
-def test_under_attack_refusals_are_sampled_and_the_rest_is_counted():
-    ask(Policy("p", "1/m", key="ip"), 1 + stats.REFUSALS_PER_ROUND + 30)
-    stats.flush()
-    assert len(stats.refusals(["p"])) == stats.REFUSALS_PER_ROUND
-    assert last_minutes("p").unlogged == 30
-    assert stats.refused_today(["p"])["p", "ip=203.0.113.9"] == stats.REFUSALS_PER_ROUND + 30
-
-
-def test_the_refusal_log_keeps_the_newest(monkeypatch, client):
-    monkeypatch.setattr(stats, "MOST_REFUSALS", 10)
-    for i in range(4):
-        ask(Policy("p", "1/m", key="ip"), 5, path=f"/{i}")
-        stats.flush()
-    assert client.llen(stats.refusals_key("p")) == 10
-    assert stats.refusals(["p"])[0].path == "/3"
-
-
-def test_who_passes_80_percent_is_watched():
-    ask(Policy("p", "5/m", key="ip"), 3, address="203.0.113.1")
-    ask(Policy("p", "5/m", key="ip"), 4, address="203.0.113.2")
-    ask(Policy("p", "5/m", key="ip"), 9, address="203.0.113.3")
-    stats.flush()
-    assert stats.watched(["p"]) == [("p", "ip=203.0.113.3", 101), ("p", "ip=203.0.113.2", 80)]
-
-
-def test_the_strongest_are_kept(monkeypatch, client):
-    monkeypatch.setattr(stats, "MOST_IDENTITIES", 3)
-    for i in range(6):
-        ask(Policy("p", "1/m", key="ip"), 2 + i, address=f"203.0.113.{i}")
-    stats.flush()
-    assert len(stats.watched(["p"])) == 3
-    assert sorted(stats.refused_today(["p"]).values()) == [4, 5, 6]
-
-
-def test_who_is_refused_now_is_watched_though_many_were_before(monkeypatch):
-    monkeypatch.setattr(stats, "MOST_IDENTITIES", 3)
-    earlier = time.time() - 2 * 3600
-    for address in ("203.0.113.97", "203.0.113.98", "203.0.113.99"):
-        ask(Policy("p", "1/m", key="ip"), 2, address=address)
-    noted = [(earlier, *note[1:]) for note in stats._notes]
-    stats._notes.clear()
-    stats._notes.extend(noted)
-    stats.flush()
-    for i in range(4):
-        ask(Policy("p", "1/m", key="ip"), 2, address=f"203.0.113.{i}")
-        time.sleep(0.002)  # who was seen last goes first, to the millisecond
-    stats.flush()
-    assert {who for _, who, _ in stats.watched(["p"])} == {f"ip=203.0.113.{i}" for i in (1, 2, 3)}
-
-
-def test_every_key_has_a_ttl_and_is_in_one_slot_of_a_cluster(client):
-    ask(Policy("p", "1/m", key="ip"), 3)
-    stats.flush()
-    keys = [key for key in client.keys("rlaas:*") if not key.startswith(b"rlaas:rate_limit:")]
-    assert len(keys) == 4
-    assert all(client.ttl(key) > 0 for key in keys)
-    assert all(b"{p}" in key for key in keys)
-
-
-def test_a_decision_costs_no_command_beside_its_own(client):
-    ask(Policy("p", "100/m", key="ip"))
-    with client.monitor() as monitor:
-        ask(Policy("p", "100/m", key="ip"), 10)
-        client.ping()
-        seen = []
-        for line in monitor.listen():
-            if line["command"] == "PING":
-                break
-            if line["client_type"] != "lua" and "note" not in line["command"]:
-                seen.append(line["command"].split()[0])
-    assert seen.count("EVALSHA") - sum(word == "SCRIPT" for word in seen) >= 10
-    assert {"HINCRBY", "LPUSH", "ZADD"}.isdisjoint(seen)
-
-
-@pytest.mark.background
-def test_they_appear_by_themselves_within_two_seconds():
-    ask(Policy("p", "3/m", key="ip"), 5)
-    deadline = time.monotonic() + 2
-    while last_minutes("p").allowed != 3 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert last_minutes("p").allowed == 3
-
-
-def _ask_and_end(times):
-    ask(Policy("p", "100/m", key="ip"), times)
-    import atexit
-
-    atexit._run_exitfuncs()  # as a process does that ends in order; multiprocessing's children leave it out
-
-
-@pytest.mark.background
-def test_a_process_that_ends_in_order_loses_nothing_and_a_fork_has_its_own_thread():
-    ask(Policy("p", "100/m", key="ip"))
-    background.run(20)
-    workers = [multiprocessing.get_context("fork").Process(target=_ask_and_end, args=(20,)) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(20)
-    assert last_minutes("p").allowed == 61
+    def test_an_earlier_hour_takes_no_room_from_this_one(self, monkeypatch):
+        monkeypatch.setattr(schema, "MAX_IDENTITIES", 3)
+        now = time.time()
+        with monkeypatch.context() as patch:
+            patch.setattr(recorder.time, "time", lambda: now - 2 * schema.HOUR)
+            for address in ("203.0.113.97", "203.0.113.98", "203.0.113.99"):
+                send(Policy("p", "1/m", key="ip"), 2, address=address)
+        recorder.flush()
+        for i in range(4):
+            send(Policy("p", "1/m", key="ip"), 2, address=f"203.0.113.{i}")
+            time.sleep(0.002)  # of equal usage, the identity seen last ranks first, to the millisecond
+        recorder.flush()
+        assert {identity for _, identity, _ in reader.watched(["p"])} == {f"ip=203.0.113.{i}" for i in (1, 2, 3)}
 
 
 @pytest.mark.background
-def test_statistics_never_fail_a_request(monkeypatch):
-    monkeypatch.setattr(stats, "flush", lambda: 1 / 0)
-    background.run(20)
-    ask(Policy("p", "3/m", key="ip"), 2)
+class TestBackground:
+    def test_the_thread_writes_within_two_seconds(self):
+        send(Policy("p", "3/m", key="ip"), 5)
+        deadline = time.monotonic() + 2
+        while last_minutes("p").allowed != 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert last_minutes("p").allowed == 3
+
+    def test_a_forked_process_writes_its_own_decisions_at_its_end(self):
+        send(Policy("p", "100/m", key="ip"))
+        background.run(20)
+        context = multiprocessing.get_context("fork")
+        workers = [context.Process(target=_send_and_exit, args=(20,)) for _ in range(3)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(20)
+        assert last_minutes("p").allowed == 61
+
+    def test_a_fork_does_not_write_what_its_parent_recorded(self):
+        with background.paused():
+            send(Policy("p", "100/m", key="ip"), 5)
+            worker = multiprocessing.get_context("fork").Process(target=_send_and_exit, args=(1,))
+            worker.start()
+            worker.join(20)
+        background.run(20)
+        assert last_minutes("p").allowed == 6
+
+    def test_a_failing_flush_fails_no_request(self, monkeypatch):
+        monkeypatch.setattr(recorder, "flush", lambda: 1 / 0)
+        background.run(20)
+        send(Policy("p", "3/m", key="ip"), 2)
+
+    @pytest.mark.usefixtures("fresh_thread")
+    def test_a_thread_that_cannot_start_fails_no_request(self, monkeypatch):
+        def fail(thread):
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr("threading.Thread.start", fail)
+        send(Policy("p", "3/m", key="ip"))
+
+    @pytest.mark.usefixtures("fresh_thread")
+    def test_a_reset_leaves_one_thread(self):
+        send(Policy("p", "3/m", key="ip"))
+        process.reset()
+        send(Policy("p", "3/m", key="ip"))
+        deadline = time.monotonic() + 10
+        while _threads() != [background.state.thread] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert _threads() == [background.state.thread]
 
 
-def test_a_thread_that_cannot_start_fails_no_request(monkeypatch):
-    monkeypatch.setattr(background, "_owner", None)
-    monkeypatch.setattr("threading.Thread.start", lambda thread: (_ for _ in ()).throw(RuntimeError("no more threads")))
-    ask(Policy("p", "3/m", key="ip"))
+def _send_and_exit(times):
+    send(Policy("p", "100/m", key="ip"), times)
+    atexit._run_exitfuncs()  # which a child of multiprocessing does not call
 
 
-def test_a_request_does_a_round_only_where_the_thread_stands_still(monkeypatch):
-    done = []
-    monkeypatch.setattr(background, "_jobs", [lambda: done.append("quick")])
-    monkeypatch.setattr(background, "_slow_jobs", [lambda: done.append("slow")])
-    monkeypatch.setattr(background, "_round", threading.Lock())
-    monkeypatch.setattr(background, "_owner", os.getpid())
-    monkeypatch.setattr(background, "_last", time.monotonic())
-    background.wake()
-    assert done == []
-    background._last -= background.STALE + 1
-    background.wake()
-    background.wake()
-    assert done == ["quick"]
+def _threads():
+    return [thread for thread in threading.enumerate() if thread.name == "rlaas_django"]
 
 
-async def test_a_round_never_runs_on_the_loop(monkeypatch):
-    monkeypatch.setattr(background, "_jobs", [lambda: pytest.fail("on the loop")])
-    monkeypatch.setattr(background, "_owner", os.getpid())
-    monkeypatch.setattr(background, "_last", time.monotonic() - 60)
-    background.wake()
+@pytest.mark.background
+class TestStalledThread:
+    """As with uWSGI without --enable-threads: the thread starts, and never runs."""
 
+    @pytest.fixture(autouse=True)
+    def _no_thread(self, fresh_thread, monkeypatch):
+        monkeypatch.setattr("threading.Thread.start", lambda thread: None)
+        send(Policy("p", "100/m", key="ip"))
 
-def test_notes_are_bounded():
-    assert stats._notes.maxlen == stats.MOST_NOTES
+    def test_a_request_flushes_after_five_seconds(self, monkeypatch):
+        now = time.monotonic()
+        send(Policy("p", "100/m", key="ip"))
+        assert last_minutes("p").allowed == 0
+        monkeypatch.setattr(background.time, "monotonic", lambda: now + background.STALLED_AFTER + 1)
+        send(Policy("p", "100/m", key="ip"))
+        send(Policy("p", "100/m", key="ip"))
+        assert last_minutes("p").allowed == 3  # the fourth waits for another five seconds
 
+    def test_a_request_does_not_query_the_database(self, monkeypatch):
+        monkeypatch.setattr(background, "restore_lost_overrides", lambda: pytest.fail("restored"))
+        monkeypatch.setattr(background.state, "last_round", time.monotonic() - 60)
+        send(Policy("p", "100/m", key="ip"))
+        assert last_minutes("p").allowed == 2
 
-def test_decisions_in_code_are_not_statistics_of_requests():
-    check("alice", Policy("p", "3/m"))
-    assert not stats._notes
-
-
-async def test_async_views_are_counted():
-    from django.test import AsyncRequestFactory
-
-    @rate_limit("3/m", key="ip", group="p")
-    async def view(request):
-        return HttpResponse()
-
-    for _ in range(5):
-        await view(AsyncRequestFactory().get("/"))
-    stats.flush()
-    assert (last_minutes("p").allowed, last_minutes("p").refused) == (3, 2)
+    async def test_nothing_is_flushed_in_an_event_loop(self, monkeypatch):
+        monkeypatch.setattr(recorder, "flush", lambda: pytest.fail("flushed in the event loop"))
+        monkeypatch.setattr(background.state, "last_round", time.monotonic() - 60)
+        background.wake()

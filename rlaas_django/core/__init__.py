@@ -1,0 +1,1 @@
+"""Pure Python: neither Django nor Redis is imported here."""

@@ -29,22 +29,22 @@ class Migration(migrations.Migration):
                 (
                     "policy",
                     models.CharField(
-                        blank=True, help_text="Empty: every policy.", max_length=100, verbose_name="policy"
+                        blank=True, help_text="Leave empty for all policies.", max_length=100, verbose_name="policy"
                     ),
                 ),
                 (
                     "kind",
                     models.CharField(
-                        choices=[("block", "blocked"), ("exempt", "exempt"), ("limit", "another limit")],
+                        choices=[("block", "blocked"), ("exempt", "exempt"), ("limit", "custom limit")],
                         max_length=10,
-                        verbose_name="what holds",
+                        verbose_name="kind",
                     ),
                 ),
                 ("limit", models.PositiveBigIntegerField(blank=True, null=True, verbose_name="limit")),
                 ("until", models.DateTimeField(verbose_name="until")),
                 ("reason", models.CharField(max_length=200, verbose_name="reason")),
-                ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="made at")),
-                ("created_by", models.CharField(blank=True, max_length=254, verbose_name="made by")),
+                ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
+                ("created_by", models.CharField(blank=True, max_length=254, verbose_name="created by")),
                 ("ended_at", models.DateTimeField(blank=True, null=True, verbose_name="ended at")),
                 ("ended_by", models.CharField(blank=True, max_length=254, verbose_name="ended by")),
             ],
@@ -57,7 +57,7 @@ class Migration(migrations.Migration):
                     models.UniqueConstraint(
                         condition=models.Q(("ended_at", None)),
                         fields=("identity", "policy"),
-                        name="rlaas_one_override_in_force",
+                        name="rlaas_one_active_override",
                     )
                 ],
             },

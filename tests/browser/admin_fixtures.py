@@ -1,4 +1,4 @@
-"""A site with the panel under a strict content security policy, its operators, and its traffic."""
+"""A site with the panel under a strict content security policy, its users, and its traffic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from pytest_django.live_server_helper import LiveServer
 
-from rlaas_django import backend, background, check, stats
+from rlaas_django import backend, check
+from rlaas_django.stats import background, recorder, schema
 from tests.browser import admin_urls  # noqa: F401  (before any test: its policies are the site's, and no test's own)
 from tests.browser.conftest import LOOKS
 
@@ -41,7 +42,7 @@ def strict_csp(get_response: Any) -> Any:
 
 @pytest.fixture(name="site")
 def _site(settings, transactional_db) -> Iterator[str]:
-    """The address of a site with the panel. Not the server of pytest-django's fixture: that keeps its middleware."""
+    """Serve a site with the panel; the live_server of pytest-django would keep the middleware of the first test."""
     settings.ALLOWED_HOSTS = ["localhost", "testserver"]
     settings.ROOT_URLCONF = "tests.browser.admin_urls"
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
@@ -62,7 +63,7 @@ def _site(settings, transactional_db) -> Iterator[str]:
             "trial": {"rate": "3/h", "shadow": True},
         }
     }
-    stats._notes.clear()
+    recorder.state.reset()
     server = LiveServer("localhost")
     yield server.url
     for thread in threading.enumerate():  # a refresh may be under way, and needs the database of this thread
@@ -71,24 +72,24 @@ def _site(settings, transactional_db) -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture(name="people")
-def _people(site) -> dict[str, User]:
-    """An operator, one who may only look, and somebody who uses the site."""
-    looks = User.objects.create_user("looks", password="password", is_staff=True)
-    looks.user_permissions.add(
+@pytest.fixture(name="users")
+def _users(site) -> dict[str, User]:
+    """Return an operator, a viewer who may not act, and a customer."""
+    viewer = User.objects.create_user("viewer", password="password", is_staff=True)
+    viewer.user_permissions.add(
         *Permission.objects.filter(codename__in=["view_ratelimit", "view_user"]),
     )
     return {
         "operator": User.objects.create_superuser("operator", "operator@example.com", "password"),
-        "looks": looks,
+        "viewer": viewer,
         "carol": User.objects.create_user("carol", "carol@example.com", "password", first_name="Carol", last_name="Ng"),
     }
 
 
 @pytest.fixture(name="open_page")
 def _open_page(chromium, site) -> Iterator[Any]:
-    """A page of a browser of its own, logged in as somebody; no violation and no error may be on its console."""
-    contexts, complaints = [], []
+    """Open a page in a browser context of its own, logged in; its console must show no error and no violation."""
+    contexts, errors = [], []
 
     def open_page(user: User | None = None, path: str = PANEL, look: str = "light", **options: Any) -> Page:
         context = chromium.new_context(base_url=site, **{**LOOKS[look], **options})
@@ -100,26 +101,26 @@ def _open_page(chromium, site) -> Iterator[Any]:
             cookie = browser.cookies[django_settings.SESSION_COOKIE_NAME].value
             context.add_cookies([{"name": django_settings.SESSION_COOKIE_NAME, "value": cookie, "url": site}])
         page = context.new_page()
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda message: _is_complaint(message) and complaints.append(message.text))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: _is_error(message) and errors.append(message.text))
         page.goto(path)
         return page
 
     yield open_page
     for context in contexts:
         context.close()
-    assert complaints == []
+    assert errors == []
 
 
-def _is_complaint(message: Any) -> bool:
-    """Errors and violations; but a test may have asked for a page that is refused or cannot be fetched."""
+def _is_error(message: Any) -> bool:
+    """Return whether a console message is an error that no test provokes."""
     expected = ("status of 403", "status of 503", "net::ERR_FAILED")
-    asked_for = "Failed to load resource" in message.text and any(words in message.text for words in expected)
-    return message.type in ("error", "warning") and not asked_for
+    provoked = "Failed to load resource" in message.text and any(words in message.text for words in expected)
+    return message.type in ("error", "warning") and not provoked
 
 
-def ask(user: User | None, path: str = "/checkout/", times: int = 1, address: str = "203.0.113.9") -> list[int]:
-    """Requests as a user makes them; the status of each."""
+def send(user: User | None, path: str = "/checkout/", times: int = 1, address: str = "203.0.113.9") -> list[int]:
+    """Send requests as a user, and return the status of each."""
     browser = Client(REMOTE_ADDR=address)
     if user is not None:
         browser.force_login(user)
@@ -129,7 +130,7 @@ def ask(user: User | None, path: str = "/checkout/", times: int = 1, address: st
 
 
 def crowd(number: int = 200) -> list[User]:
-    """Many users, some of them over their limits."""
+    """Create many users with usage, some of them over their limits."""
     chance = random.Random(4)
     first = ["alice", "bruno", "chloe", "dmitri", "elif", "farah", "goran", "hana", "ines", "jonas"]
     last = ["almeida", "brandt", "costa", "dubois", "eriksen", "fischer", "garcia", "haddad", "ito", "jansen"]
@@ -138,11 +139,11 @@ def crowd(number: int = 200) -> list[User]:
     for i, user in enumerate(users):
         check(user.pk, "search", cost=chance.choice([1, 2, 4, 8, 15, 30, 55]))
         if i % 6 == 0:
-            ask(user, "/checkout/", chance.choice([1, 3, 4, 5, 6, 8]))
+            send(user, "/checkout/", chance.choice([1, 3, 4, 5, 6, 8]))
         if i % 9 == 0:
-            ask(user, "/search/", chance.choice([1, 2, 4, 6]))
+            send(user, "/search/", chance.choice([1, 2, 4, 6]))
         if i % 20 == 0:
-            ask(None, "/login/", chance.choice([2, 5, 7, 9]), address=f"198.51.100.{i}")
+            send(None, "/login/", chance.choice([2, 5, 7, 9]), address=f"198.51.100.{i}")
     for odd in ('<b>"bold"</b>', "a\n\x1b[31mred", "😀 emoji/slash", "x" * 8000):
         check(odd, "search", cost=5)
     background.run()
@@ -150,19 +151,19 @@ def crowd(number: int = 200) -> list[User]:
 
 
 def past(policies: dict[str, tuple[int, float]]) -> None:
-    """A day of decisions before now: so many a minute at most, of which this share refused."""
+    """Write a day of decisions: per policy the most per minute, and the share that was refused."""
     chance = random.Random(7)
     now = int(time.time()) // 60 * 60
     for name, (most, share) in policies.items():
-        kind = stats.SHADOWED if name == "trial" else stats.REFUSED
+        kind = schema.SHADOWED if name == "trial" else schema.REFUSED
         counts: dict[int, Counter[str]] = {}
         for minute in range(1, 1440):
             at = now - minute * 60
             level = most * (0.55 + 0.45 * math.cos(minute / 1440 * 2 * math.pi)) * chance.uniform(0.6, 1)
             spike = 6 if minute in range(22, 27) else 1
             refused = round(level * share * spike * chance.random())
-            here = counts.setdefault(at // stats.DAY, Counter())
-            here[f"{at % stats.DAY // 60}:{stats.ALLOWED}"] += round(level)
-            here[f"{at % stats.DAY // 60}:{kind}"] += refused
+            here = counts.setdefault(at // schema.DAY, Counter())
+            here[f"{at % schema.DAY // 60}:{schema.ALLOWED}"] += round(level)
+            here[f"{at % schema.DAY // 60}:{kind}"] += refused
         for day, numbers in counts.items():
-            backend.run(stats._call("counts", stats.stats_key(name, day), stats.DAY + 7200, numbers.items()))
+            backend.run(recorder.counts_call(name, day, numbers.items()))

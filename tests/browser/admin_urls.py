@@ -1,4 +1,4 @@
-"""The admin and a few limited views, as the browser tests of the panel serve them."""
+"""The admin and a few limited views, for the browser tests of the panel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlaas_django.models import RateLimit
 
 
 class UsersWithLimits(RateLimitsOfUser, UserAdmin):
-    """What a site writes to have the counts on a user's own page."""
+    """A user admin with rate limits, as in docs/admin.md."""
 
 
 site = AdminSite()

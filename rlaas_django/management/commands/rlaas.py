@@ -1,4 +1,4 @@
-"""manage.py rlaas …: what an operator does from a terminal."""
+"""manage.py rlaas: commands for operators."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from rlaas_django.models import Override
 
 
 class Command(BaseCommand):
-    help = "Look after rate limits."
+    """Dispatch to a subcommand."""
+
+    help = "Manage rate limits."
 
     def add_arguments(self, parser: CommandParser) -> None:
+        """Add the subcommands."""
         commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-        commands.add_parser("restore", help="Write the overrides that are in force to Redis again.")
+        commands.add_parser("restore", help="Write the active overrides to Redis again.")
 
     def handle(self, *_: Any, **__: Any) -> None:
+        """Restore the overrides, the only subcommand so far."""
         try:
             number = Override.restore()
         except backend.UnavailableError as error:
-            raise CommandError(f"Redis cannot be reached: {error}") from error
-        self.stdout.write(f"Overrides of {number} identities are in Redis.")
+            raise CommandError(f"Redis is unavailable: {error}") from error
+        self.stdout.write(f"Restored the overrides of {number} identities.")

@@ -1,24 +1,23 @@
-// Keeps the part of a page that is marked data-live fresh: asks for it every two seconds and changes only what differs,
-// so that focus, open details and the place of reading stay. Pauses when asked to, and while nobody looks.
+// Live refresh: fetches the part of a page that is marked data-live every two seconds, and changes only the nodes that
+// differ, so that focus, open details and the scroll position stay. Stops while paused, and while the tab is hidden.
 "use strict";
 {
-  const EVERY = 2000; // ms
-  const LONGEST = 60000; // between attempts while the site does not answer
-  const MEMORY = "rlaas-paused";
+  const INTERVAL = 2000; // ms
+  const MAX_INTERVAL = 60000; // ms, between attempts while requests fail
+  const STORAGE_KEY = "rlaas-paused";
 
-  // ── changing what differs ───────────────────────────────────────────────────────────────────────────────────────
+  // Update the nodes that differ
 
   const keyOf = (node) => (node.nodeType === Node.ELEMENT_NODE ? node.getAttribute("data-key") : null);
 
-  const alike = (one, other) => one.nodeType === other.nodeType && one.nodeName === other.nodeName && keyOf(one) === keyOf(other);
+  const isSameNode = (one, other) => one.nodeType === other.nodeType && one.nodeName === other.nodeName && keyOf(one) === keyOf(other);
 
   function update(old, fresh) {
     if (old.nodeType !== Node.ELEMENT_NODE) {
       if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
       return;
     }
-    const counted = fresh.hasAttribute("data-count");
-    const differs = counted && old.textContent !== fresh.textContent;
+    const countChanged = fresh.hasAttribute("data-count") && old.textContent !== fresh.textContent;
     for (const { name } of [...old.attributes]) {
       const opened = name === "open" && old.nodeName === "DETAILS";
       if (!opened && !fresh.hasAttribute(name)) old.removeAttribute(name);
@@ -27,7 +26,7 @@
       if (old.getAttribute(name) !== value) old.setAttribute(name, value);
     }
     updateChildren(old, fresh);
-    if (differs) old.classList.add("rlaas-changed"); // until the next time, when the server's class holds again
+    if (countChanged) old.classList.add("rlaas-changed"); // the next update removes it again
   }
 
   function updateChildren(old, fresh) {
@@ -44,7 +43,7 @@
         if (known === at) at = at.nextSibling;
         else old.insertBefore(known, at);
         update(known, wanted);
-      } else if (at && alike(at, wanted) && keyOf(at) === null) {
+      } else if (at && isSameNode(at, wanted) && keyOf(at) === null) {
         const next = at.nextSibling;
         update(at, wanted);
         at = next;
@@ -59,14 +58,14 @@
     }
   }
 
-  function show(live, fresh) {
+  function replaceContent(live, fresh) {
     const focused = document.activeElement;
     updateChildren(live, fresh);
-    // A row that moved takes its focus along.
+    // Moving a row in the document removes the focus from it.
     if (focused !== document.activeElement && live.contains(focused)) focused.focus({ preventScroll: true });
   }
 
-  // ── asking ──────────────────────────────────────────────────────────────────────────────────────────────────────
+  // Fetch, and schedule the next fetch
 
   const live = document.querySelector("[data-live]");
   const controls = document.querySelector("[data-live-controls]");
@@ -77,103 +76,103 @@
     const time = controls.querySelector("[data-live-time]");
     const button = controls.querySelector("[data-live-pause]");
     let timer = null;
-    let asking = false;
+    let fetching = false;
     let failures = 0;
     let stopped = false;
-    // A page that tells that there is no Redis waits for it.
-    const usual = live.dataset.live === "unreachable" ? "waiting" : "live";
+    // The page that says that Redis is unavailable waits for Redis.
+    const normalState = live.dataset.live === "unavailable" ? "waiting" : "live";
 
     const paused = () => button.getAttribute("aria-pressed") === "true";
 
-    function tell(name) {
-      // Only a change is written, and so read out.
+    function setState(name) {
+      // Write only changes: a screen reader announces each.
       if (controls.dataset.state === name) return;
       controls.dataset.state = name;
       state.textContent = controls.dataset[`text${name[0].toUpperCase()}${name.slice(1)}`];
-      live.classList.toggle("rlaas-stale", name === "late" || name === "stopped" || name === "unreachable");
+      live.classList.toggle("rlaas-stale", name === "late" || name === "stopped" || name === "unavailable");
     }
 
-    function tellTime(at) {
-      time.textContent = at; // the server's, like all times on the page
+    function setTime(at) {
+      time.textContent = at; // of the server, like all times on the page
       when.hidden = false;
     }
 
-    function later(wait) {
+    function schedule(wait) {
       clearTimeout(timer);
-      timer = paused() || stopped || document.hidden ? null : setTimeout(ask, wait);
+      timer = paused() || stopped || document.hidden ? null : setTimeout(refresh, wait);
     }
 
     function stop() {
       stopped = true;
       button.hidden = true;
-      tell("stopped");
+      setState("stopped");
     }
 
-    function take(answer, fresh) {
+    function apply(response, fresh) {
       const name = fresh.dataset.live;
       if (name === live.dataset.live) {
-        show(live, fresh);
-        tellTime(fresh.dataset.liveAt);
-        tell(usual);
-      } else if (answer.status === 503) {
-        tell("unreachable"); // what was seen last stays
+        replaceContent(live, fresh);
+        setTime(fresh.dataset.liveAt);
+        setState(normalState);
+      } else if (response.status === 503) {
+        setState("unavailable"); // keep the old data
       } else {
-        location.reload(); // Redis is back, and this page is not the one that was asked for
+        location.reload(); // Redis is available again: load the page that was requested
       }
     }
 
-    async function ask() {
-      if (asking) return;
-      asking = true;
+    async function refresh() {
+      if (fetching) return;
+      fetching = true;
       const began = performance.now();
       try {
-        const answer = await fetch(live.dataset.liveUrl, { headers: { "X-Rlaas-Live": "1" }, cache: "no-store" });
-        if (answer.redirected || (answer.status >= 400 && answer.status < 500)) {
-          stop(); // logged out, or no longer allowed to look
+        const response = await fetch(live.dataset.liveUrl, { headers: { "X-Rlaas-Live": "1" }, cache: "no-store" });
+        if (response.redirected || (response.status >= 400 && response.status < 500)) {
+          stop(); // logged out, or permission revoked
           return;
         }
-        const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("[data-live]");
-        if (!fresh) throw new Error(`There is nothing to show in an answer of status ${answer.status}.`);
+        const fresh = new DOMParser().parseFromString(await response.text(), "text/html").querySelector("[data-live]");
+        if (!fresh) throw new Error(`No data-live element in a response of status ${response.status}.`);
         failures = 0;
-        if (!paused()) take(answer, fresh);
+        if (!paused()) apply(response, fresh);
       } catch {
         failures += 1;
-        if (!paused()) tell("late");
+        if (!paused()) setState("late");
       } finally {
-        asking = false;
-        // A page that is slow to make is asked for less often.
+        fetching = false;
+        // A page that is slow to render is fetched less often.
         const took = performance.now() - began;
-        later(failures ? Math.min(LONGEST, EVERY * 2 ** failures) : Math.max(EVERY, took * 5));
+        schedule(failures ? Math.min(MAX_INTERVAL, INTERVAL * 2 ** failures) : Math.max(INTERVAL, took * 5));
       }
     }
 
     function setPaused(pause) {
       button.setAttribute("aria-pressed", String(pause));
       try {
-        if (pause) sessionStorage.setItem(MEMORY, "1");
-        else sessionStorage.removeItem(MEMORY);
+        if (pause) sessionStorage.setItem(STORAGE_KEY, "1");
+        else sessionStorage.removeItem(STORAGE_KEY);
       } catch {
-        // Storage may be forbidden; then the choice lasts as long as the page.
+        // Storage may be blocked; then the choice lasts as long as the page.
       }
     }
 
     button.addEventListener("click", () => {
       setPaused(!paused());
-      tell(paused() ? "paused" : usual);
-      later(0);
+      setState(paused() ? "paused" : normalState);
+      schedule(0);
     });
-    document.addEventListener("visibilitychange", () => later(0));
+    document.addEventListener("visibilitychange", () => schedule(0));
 
-    let remembered = false;
+    let startPaused = false;
     try {
-      remembered = sessionStorage.getItem(MEMORY) !== null;
+      startPaused = sessionStorage.getItem(STORAGE_KEY) !== null;
     } catch {
       // as above
     }
-    if (remembered) setPaused(true);
+    if (startPaused) setPaused(true);
     controls.hidden = false;
-    tellTime(live.dataset.liveAt);
-    tell(remembered ? "paused" : usual);
-    later(EVERY);
+    setTime(live.dataset.liveAt);
+    setState(startPaused ? "paused" : normalState);
+    schedule(INTERVAL);
   }
 }

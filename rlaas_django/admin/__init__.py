@@ -1,0 +1,16 @@
+"""The panel in Django's admin: usage per identity, refusals, shadow policies, and overrides.
+
+`RateLimitsOfUser` adds the usage of a user to the change page of your own user model.
+"""
+
+from __future__ import annotations
+
+from django.contrib import admin
+
+from ..models import RateLimit
+from .mixins import RateLimitsOfUser
+from .site import RateLimitAdmin
+
+__all__ = ["RateLimitAdmin", "RateLimitsOfUser"]
+
+admin.site.register(RateLimit, RateLimitAdmin)

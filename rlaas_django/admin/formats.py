@@ -1,0 +1,44 @@
+"""Text for people: durations, times, and strings that a client chose."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from datetime import datetime
+
+from django.utils import timezone
+from django.utils.formats import number_format
+from django.utils.translation import gettext, pgettext
+
+
+def printable(text: str) -> str:
+    r"""Return text with control and bidirectional characters escaped, such as `a\n`, `\x1b` and `\u202e`."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as `38 s`, `4 min 10 s`, `2 h 5 min` or `3 d 4 h`, rounded up."""
+    if math.isinf(seconds):
+        return gettext("never")
+    left = math.ceil(seconds)
+    units = [
+        (86_400, pgettext("unit of time", "d")),
+        (3_600, pgettext("unit of time", "h")),
+        (60, pgettext("unit of time", "min")),
+        (1, pgettext("unit of time", "s")),
+    ]
+    for (size, unit), (smaller, name) in itertools.pairwise(units):
+        if left >= size:
+            rest = left % size // smaller
+            return f"{left // size} {unit} {rest} {name}" if rest else f"{left // size} {unit}"
+    return f"{left} {units[-1][1]}"
+
+
+def local_time(timestamp: float) -> datetime:
+    """Return seconds since the epoch as a datetime in the current time zone."""
+    return datetime.fromtimestamp(timestamp, tz=timezone.get_current_timezone())
+
+
+def grouped(number: int) -> str:
+    """Return a number with thousands separators."""
+    return number_format(number, force_grouping=True)

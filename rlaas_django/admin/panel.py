@@ -1,0 +1,148 @@
+"""The data of the panel: which policies there are, and what is counted under them. No HTML and no requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from .. import backend, conf, decorators, limiter
+from ..identity import PREFIX, decode, kind_of, parse_key
+from ..identity import Id as EncodedIdentity
+from ..models import Override
+from ..policy import DEFAULT, Outcome, Policy, Rate
+from ..stats import reader, schema
+from .formats import duration
+from .identities import IdentityLabel, describe, is_encoded
+
+PAGE_SIZE = 50
+SCANS_PER_PAGE = 20  # of SCAN_COUNT keys each: bounds the cost of a page, however many keys there are
+SCAN_COUNT = 1_000
+MAX_WATCHED = 500
+
+
+class Row(NamedTuple):
+    """The usage of one identity under one policy."""
+
+    outcome: Outcome
+    identity: IdentityLabel
+    refused_today: int
+    override: Override | None = None  # the active one
+
+    @property
+    def percent(self) -> int:
+        """How much of the limit is used."""
+        return min(100, 100 * self.outcome.current_count // self.outcome.limit)
+
+    @property
+    def level(self) -> str:
+        """How much of the limit is used, in three steps."""
+        return "full" if self.percent >= 100 else "high" if self.percent >= schema.WATCH_PERCENT else "normal"
+
+    @property
+    def resets_in(self) -> str:
+        """The time until the counter is empty; an empty string if it is."""
+        return duration(self.outcome.reset_after) if self.outcome.current_count else ""
+
+
+class ActivePage(NamedTuple):
+    """One page of all active counters."""
+
+    rows: list[Row]
+    cursor: int  # where the next page starts; 0 at the end
+    scanned: int  # keys
+
+
+def policies() -> dict[str, Policy]:
+    """Return every policy of the settings and of decorated views, by name.
+
+    A policy whose rate is a function has the rate of its latest refusal, and is left out until it has one.
+    """
+    known = dict(conf.config().policies)
+    for policy in _decorated_policies():
+        known.setdefault(policy.name, policy)
+    dynamic = [name for name, policy in known.items() if not isinstance(policy.rate, Rate)]
+    latest = {name: found[0] for name, found in reader.latest_refusals(dynamic).items() if found}
+    return {
+        name: replace(policy, rate=Rate(latest[name].limit, latest[name].window)) if name in latest else policy
+        for name, policy in known.items()
+        if name in latest or name not in dynamic
+    }
+
+
+def _decorated_policies() -> Iterable[Policy]:
+    for limit in decorators.in_use:
+        for gate in limit.gates.values():
+            yield from (policy for policy in gate.policies if isinstance(policy, Policy))
+
+
+def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
+    """Return the usage for pairs of policy name and encoded identity; unknown policies are left out."""
+    known = policies()
+    wanted = [(known[name], identity) for name, identity in pairs if name in known]
+    outcomes = limiter.peek_each(wanted)
+    labels = describe({outcome.identity for outcome in outcomes})
+    refused = reader.refused_today(sorted({policy.name for policy, _ in wanted}))
+    overrides = active_overrides(labels)
+    found = []
+    for outcome in outcomes:
+        identity, name = outcome.identity, outcome.policy.name
+        override = overrides.get((identity, name)) or overrides.get((identity, ""))
+        found.append(Row(outcome, labels[identity], refused.get((name, identity), 0), override))
+    return found
+
+
+def active_overrides(identities: Iterable[str]) -> dict[tuple[str, str], Override]:
+    """Return the active overrides by identity and policy, in one query."""
+    found = Override.objects.active().filter(identity__in=list(identities))
+    return {(override.identity, override.policy): override for override in found}
+
+
+def watch_list(policy: str | None = None) -> list[Row]:
+    """Return the identities that were refused or came near a limit and still have usage, the highest first."""
+    names = [policy] if policy else sorted(policies())
+    found = rows([(name, identity) for name, identity, _ in reader.watched(names, limit=MAX_WATCHED)])
+    return sorted(
+        (row for row in found if row.outcome.current_count or row.refused_today),
+        key=lambda row: (-row.percent, -row.refused_today),
+    )
+
+
+def active(cursor: int, policy: str | None = None) -> ActivePage:
+    """Return one page of all active counters, by SCAN."""
+    pattern = f"{PREFIX}{policy}/*" if policy and policy != DEFAULT else f"{PREFIX}*"
+    servers = backend.nodes()
+    found: dict[tuple[str, str], None] = {}
+    scanned, count = 0, 2 * PAGE_SIZE
+    while scanned < SCANS_PER_PAGE * SCAN_COUNT:
+        count = min(SCAN_COUNT, count)
+        # The servers of a Cluster are scanned one after the other; our cursor holds the server and its own cursor.
+        position, index = divmod(cursor, len(servers))
+        ((position, keys),) = backend.execute([("SCAN", position, "MATCH", pattern, "COUNT", count)], servers[index])
+        index += int(position) == 0
+        cursor = int(position) * len(servers) + index if index < len(servers) else 0
+        scanned, count = scanned + count, 2 * count  # scan more at once where few keys match
+        for key in keys:
+            pair = parse_key(key.decode(errors="replace") if isinstance(key, bytes) else key)
+            if pair and is_encoded(pair[1]) and (policy is None or pair[0] == policy):
+                found[pair] = None
+        if cursor == 0 or len(found) >= PAGE_SIZE:
+            break
+    return ActivePage(rows(found), cursor, scanned)
+
+
+def identity_rows(*identities: EncodedIdentity) -> list[Row]:
+    """Return the usage of identities under every policy that limits their kind, in one round trip."""
+    known = policies()
+    return rows(
+        (name, identity)
+        for identity in identities
+        for name, policy in known.items()
+        if decode(identity)[0] in _kinds(policy)
+    )
+
+
+def _kinds(policy: Policy) -> tuple[str, ...]:
+    """Return the kinds of identity that a policy limits; requests without its own kind are limited by IP address."""
+    kind = kind_of(policy.key)
+    return ("user" if kind == "user_or_ip" else kind, "ip")

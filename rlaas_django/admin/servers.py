@@ -1,0 +1,115 @@
+"""The state of the Redis servers: latency, memory, loaded scripts, and open circuit breakers."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from .. import backend, scripts
+from ..identity import PREFIX
+from ..stats import schema
+from . import panel
+from .formats import duration
+
+SAMPLE_SIZE = 100  # keys per server whose memory is measured
+
+
+class ServerState(NamedTuple):
+    """The state of Redis; of a Cluster, the servers added up."""
+
+    latency_ms: float
+    version: str
+    used_memory: int
+    keys: int
+    rate_limit_memory: int | None  # an estimate; None if the server does not support MEMORY USAGE
+    scripts: list[tuple[str, bool]]  # version, and whether it is loaded
+
+
+class OpenBreaker(NamedTuple):
+    """A server that is unavailable to this process."""
+
+    name: str
+    unavailable_for: str
+    next_probe: str
+
+
+def open_breakers() -> list[OpenBreaker]:
+    """Return the servers whose circuit breaker is open in this process."""
+    return [
+        OpenBreaker(server.name, duration(server.breaker.away), duration(server.breaker.next_probe_in))
+        for server in backend.site().servers()
+        if server.breaker.error is not None
+    ]
+
+
+def ping() -> float:
+    """Return the mean latency of the servers in ms; raise UnavailableError if one is unavailable."""
+    servers = backend.nodes()
+    started = time.perf_counter()
+    for server in servers:
+        backend.execute([("PING",)], server)
+    return (time.perf_counter() - started) * 1000 / len(servers)
+
+
+def is_available() -> bool:
+    """Return whether all servers reply."""
+    try:
+        ping()
+    except backend.UnavailableError:
+        return False
+    return True
+
+
+def server_state() -> ServerState:
+    """Return the state of all servers together."""
+    used = [*scripts.CHECK.values()]
+    servers = backend.nodes()
+    commands = [("DBSIZE",), ("SCRIPT", "EXISTS", *(script.sha for script in used))]
+    replies = [backend.execute(commands, server) for server in servers]
+    infos = [_info(server) for server in servers]
+    keys = sum(size for size, _ in replies)
+    return ServerState(
+        latency_ms=ping(),
+        version=_version(infos[0]),
+        used_memory=sum(int(info.get("used_memory", 0)) for info in infos),
+        keys=keys,
+        rate_limit_memory=_rate_limit_memory(keys),
+        scripts=[(script.version, all(loaded[i] for _, loaded in replies)) for i, script in enumerate(used)],
+    )
+
+
+def _info(server: backend.Server) -> dict[str, str]:
+    """Return the fields of INFO; none if an ACL forbids the command."""
+    try:
+        (info,) = backend.execute([("INFO",)], server)
+    except backend.UnavailableError:
+        return {}
+    return dict(line.split(":", 1) for line in _text(info).splitlines() if ":" in line)
+
+
+def _version(info: dict[str, str]) -> str:
+    return f"{info.get('server_name', 'redis')} {info.get('valkey_version') or info.get('redis_version', '?')}"
+
+
+def _rate_limit_memory(size: int) -> int | None:
+    """Return the bytes of our keys: counters are extrapolated from a sample, statistics are few and measured."""
+    today = int(time.time()) // schema.DAY
+    names = [*panel.policies()]
+    measured = [schema.stats_key(name, day) for name in names for day in (today - 1, today)]
+    measured += [schema.refusals_key(name) for name in names]
+    try:
+        sample = []
+        for server in backend.nodes():
+            ((_cursor, keys),) = backend.execute([("SCAN", 0, "COUNT", SAMPLE_SIZE)], server)
+            sample += keys
+        counters = [key for key in map(_text, sample) if key.startswith(PREFIX)]
+        replies = backend.execute([("MEMORY", "USAGE", key) for key in (*counters, *measured)])
+    except backend.UnavailableError:  # the error of a server that does not know MEMORY USAGE, too
+        return None
+    sizes = [int(reply or 0) for reply in replies]
+    estimated = size * sum(sizes[: len(counters)]) // max(1, len(sample))
+    return estimated + sum(sizes[len(counters) :])
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

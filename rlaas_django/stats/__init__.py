@@ -1,0 +1,17 @@
+"""Statistics of rate limited requests: decisions per minute, recent refusals, and identities near a limit.
+
+A decision is recorded in memory and written by a background thread, so it costs a request no round trip.
+"""
+
+from __future__ import annotations
+
+from ..policy import Decision
+from . import background, recorder
+
+__all__ = ["record"]
+
+
+def record(decision: Decision, method: str, path: str) -> None:
+    """Record a decision about a request; the background thread writes it to Redis within a second or two."""
+    recorder.record(decision, method, path)
+    background.wake()

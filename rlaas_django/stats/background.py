@@ -1,0 +1,125 @@
+"""A daemon thread that flushes statistics and restores lost overrides, about once a second.
+
+The thread starts with the first recorded request, so a forked worker starts its own. Where threads do not run (uWSGI
+without --enable-threads), a request that finds the thread stalled flushes the statistics itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from django.apps import apps
+from django.db import connections
+
+from .. import overrides
+from ..core import process
+from . import recorder
+
+INTERVAL = 0.8  # seconds between rounds; a round takes time too, and a second is promised
+STALLED_AFTER = 5.0  # seconds without a round
+RESTORE_INTERVAL = 30.0  # seconds between two queries of the database for overrides
+EXIT_TIMEOUT = 2.0  # seconds that a process waits at its end for a round in progress
+
+
+class State:
+    """The thread of this process, and when it last ran."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Start over: the thread is not inherited by a fork, and the locks may be held by a thread of the parent."""
+        self.start_lock = threading.Lock()
+        self.round_lock = threading.Lock()
+        self.pid: int | None = None  # compared on each request: a server written in C may fork without Python's hooks
+        self.thread: threading.Thread | None = None
+        self.last_round = 0.0
+        self.next_restore = 0.0
+
+
+state = State()
+process.on_fork(state.reset)
+
+
+def wake() -> None:
+    """Start the thread if this process has none, or flush here if it has stalled; cheap enough for every request."""
+    if state.pid != os.getpid():
+        _start()
+    elif time.monotonic() - state.last_round > STALLED_AFTER and not _in_event_loop():
+        _run_jobs([recorder.flush])
+
+
+def run(wait: float = 0) -> None:
+    """Run a round now; if one is in progress, wait for it up to `wait` seconds, then skip."""
+    _run_jobs([recorder.flush, restore_lost_overrides], wait)
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Let no round run meanwhile; for tests that count commands or records."""
+    with state.round_lock:
+        yield
+
+
+def restore_lost_overrides() -> None:
+    """Write the overrides to Redis again after Redis lost them, such as after a restart without persistence."""
+    if time.monotonic() < state.next_restore or not apps.is_installed("rlaas_django"):
+        return
+    if overrides.is_lost():
+        state.next_restore = time.monotonic() + RESTORE_INTERVAL
+        from ..models import Override  # models need the app registry
+
+        Override.restore()
+
+
+def _run_jobs(jobs: list[Callable[[], object]], wait: float = 0) -> None:
+    """Run the jobs unless a round is in progress; a job that fails must fail no request and no other job."""
+    lock = state.round_lock
+    if not (lock.acquire(timeout=wait) if wait else lock.acquire(blocking=False)):
+        return
+    try:
+        for job in jobs:
+            with contextlib.suppress(Exception):
+                job()
+    finally:
+        state.last_round = time.monotonic()
+        lock.release()
+
+
+def _in_event_loop() -> bool:
+    """Return whether this thread runs an event loop, where a round would block all other requests."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _start() -> None:
+    with state.start_lock:
+        if state.pid == os.getpid():
+            return
+        state.pid, state.last_round = os.getpid(), time.monotonic()
+        state.thread = threading.Thread(target=_loop, name="rlaas_django", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads can be started: requests flush instead
+            state.thread.start()
+
+
+def _loop() -> None:
+    while True:
+        time.sleep(INTERVAL)
+        if state.thread is not threading.current_thread():  # the state was reset, and has a thread of its own
+            return
+        run()
+        connections.close_all()  # the database connections of this thread, which restoring may have opened
+
+
+@atexit.register
+def _flush_at_exit() -> None:
+    _run_jobs([recorder.flush], EXIT_TIMEOUT)

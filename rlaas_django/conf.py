@@ -137,7 +137,7 @@ def _reload(*, setting: str, **_: object) -> None:
         config.cache_clear()
 
 
-# Kept in a forked process, never used: closing an asyncio transport of the parent's would close the parent's connection.
+# Kept in a forked process, unused: to close an asyncio transport there would close the parent's connection.
 _of_parent: list[Config] = []
 
 

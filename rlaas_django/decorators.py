@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction
@@ -21,7 +20,6 @@ from .http.limits import Limits, Respond
 from .http.view_names import owner_of, policy_name, view_name
 
 View = Callable[..., Any]
-
 
 
 def rate_limit(

@@ -11,7 +11,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from . import overrides
+from .limiter import overrides
 
 
 class RateLimit(models.Model):

@@ -12,10 +12,11 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from .. import limiter, overrides
-from ..identity import Id as EncodedIdentity
+from .. import limiter
+from ..core.keys import EncodedIdentity
+from ..core.policy import Policy, PolicyError, Rate
+from ..limiter import overrides
 from ..models import Override, RateLimit
-from ..policy import Policy, PolicyError, Rate
 from . import panel
 from .formats import grouped
 from .identities import describe_one, is_encoded
@@ -120,7 +121,7 @@ def perform(form: ActionForm, by: object) -> str:
         limiter.reset(identity, _chosen_policies(form))
         return _("Reset the usage under %(policy)s.") % {"policy": scope}
     if action == ActionForm.REFUND:
-        units = sum(limiter.give_back(identity, policy, data["amount"]) for policy in _chosen_policies(form))
+        units = sum(limiter.refund_units(identity, policy, data["amount"]) for policy in _chosen_policies(form))
         message = ngettext(
             "Refunded %(number)d unit under %(policy)s.", "Refunded %(number)d units under %(policy)s.", units
         )

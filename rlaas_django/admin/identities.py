@@ -11,8 +11,8 @@ from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.db.models import Q
 from django.utils.translation import gettext
 
-from ..identity import Id as EncodedIdentity
-from ..identity import address, decode, encode, parse_address
+from .. import conf
+from ..core.keys import EncodedIdentity, counted_address, decode, encode, parse_address
 from .formats import printable
 
 MAX_USERS = 20  # that a search returns
@@ -82,7 +82,7 @@ def search(text: str) -> list[EncodedIdentity]:
         return []
     found = [EncodedIdentity(encode(str(user.pk))) for user in _users(text)]
     if parse_address(text) is not None:
-        found.append(EncodedIdentity(f"ip={encode(address(text))}"))
+        found.append(EncodedIdentity(f"ip={encode(counted_address(text, conf.config().encoding.ipv6_prefix))}"))
     found.append(EncodedIdentity(text if ("=" in text or "%" in text) and is_encoded(text) else encode(text)))
     return list(dict.fromkeys(found))
 

@@ -14,8 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from .. import backend
-from ..identity import Id as EncodedIdentity
-from ..identity import encode
+from ..core.keys import EncodedIdentity, encode
 from . import panel
 
 

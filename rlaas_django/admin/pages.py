@@ -11,9 +11,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from .. import conf
-from ..identity import Id as EncodedIdentity
-from ..models import Override
-from ..policy import (
+from ..core.keys import EncodedIdentity
+from ..core.policy import (
     FIXED_WINDOW,
     SLIDING_WINDOW,
     SLIDING_WINDOW_COMPACT,
@@ -21,6 +20,7 @@ from ..policy import (
     TOKEN_BUCKET,
     Policy,
 )
+from ..models import Override
 from ..stats import reader
 from . import charts, panel, refusals, servers
 from .actions import ActionForm

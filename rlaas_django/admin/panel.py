@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from .. import backend, conf, decorators, limiter
-from ..identity import PREFIX, decode, kind_of, parse_key
-from ..identity import Id as EncodedIdentity
+from .. import backend, conf, limiter
+from ..core import registry
+from ..core.decision import Outcome
+from ..core.keys import COUNTER_PREFIX, EncodedIdentity, decode, key_kind, parse_counter_key
+from ..core.policy import DEFAULT, Policy, Rate
 from ..models import Override
-from ..policy import DEFAULT, Outcome, Policy, Rate
 from ..stats import reader, schema
 from .formats import duration
 from .identities import IdentityLabel, describe, is_encoded
@@ -71,9 +72,8 @@ def policies() -> dict[str, Policy]:
 
 
 def _decorated_policies() -> Iterable[Policy]:
-    for limit in decorators.in_use:
-        for gate in limit.gates.values():
-            yield from (policy for policy in gate.policies if isinstance(policy, Policy))
+    for limits in registry.limits_in_use():
+        yield from (policy for policy in limits.policies if isinstance(policy, Policy))
 
 
 def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
@@ -110,20 +110,22 @@ def watch_list(policy: str | None = None) -> list[Row]:
 
 def active(cursor: int, policy: str | None = None) -> ActivePage:
     """Return one page of all active counters, by SCAN."""
-    pattern = f"{PREFIX}{policy}/*" if policy and policy != DEFAULT else f"{PREFIX}*"
-    servers = backend.nodes()
+    pattern = f"{COUNTER_PREFIX}{policy}/*" if policy and policy != DEFAULT else f"{COUNTER_PREFIX}*"
+    servers = backend.servers()
     found: dict[tuple[str, str], None] = {}
     scanned, count = 0, 2 * PAGE_SIZE
     while scanned < SCANS_PER_PAGE * SCAN_COUNT:
         count = min(SCAN_COUNT, count)
         # The servers of a Cluster are scanned one after the other; our cursor holds the server and its own cursor.
         position, index = divmod(cursor, len(servers))
-        ((position, keys),) = backend.execute([("SCAN", position, "MATCH", pattern, "COUNT", count)], servers[index])
+        ((position, keys),) = backend.run_commands(
+            [("SCAN", position, "MATCH", pattern, "COUNT", count)], servers[index]
+        )
         index += int(position) == 0
         cursor = int(position) * len(servers) + index if index < len(servers) else 0
         scanned, count = scanned + count, 2 * count  # scan more at once where few keys match
         for key in keys:
-            pair = parse_key(key.decode(errors="replace") if isinstance(key, bytes) else key)
+            pair = parse_counter_key(key.decode(errors="replace") if isinstance(key, bytes) else key)
             if pair and is_encoded(pair[1]) and (policy is None or pair[0] == policy):
                 found[pair] = None
         if cursor == 0 or len(found) >= PAGE_SIZE:
@@ -144,5 +146,5 @@ def identity_rows(*identities: EncodedIdentity) -> list[Row]:
 
 def _kinds(policy: Policy) -> tuple[str, ...]:
     """Return the kinds of identity that a policy limits; requests without its own kind are limited by IP address."""
-    kind = kind_of(policy.key)
+    kind = key_kind(policy.key)
     return ("user" if kind == "user_or_ip" else kind, "ip")

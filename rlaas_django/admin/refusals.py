@@ -10,7 +10,7 @@ from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.translation import gettext as _
 
-from .. import overrides
+from ..limiter import overrides
 from ..models import Override
 from ..stats import reader
 from ..stats.schema import Refusal

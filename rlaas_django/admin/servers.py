@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from .. import backend, scripts
-from ..identity import PREFIX
+from .. import backend
+from ..backend import scripts
+from ..core.keys import COUNTER_PREFIX
 from ..stats import schema
 from . import panel
 from .formats import duration
@@ -36,18 +37,18 @@ class OpenBreaker(NamedTuple):
 def open_breakers() -> list[OpenBreaker]:
     """Return the servers whose circuit breaker is open in this process."""
     return [
-        OpenBreaker(server.name, duration(server.breaker.away), duration(server.breaker.next_probe_in))
-        for server in backend.site().servers()
+        OpenBreaker(server.name, duration(server.breaker.open_for), duration(server.breaker.next_probe_in))
+        for server in backend.topology().servers()
         if server.breaker.error is not None
     ]
 
 
 def ping() -> float:
     """Return the mean latency of the servers in ms; raise UnavailableError if one is unavailable."""
-    servers = backend.nodes()
+    servers = backend.servers()
     started = time.perf_counter()
     for server in servers:
-        backend.execute([("PING",)], server)
+        backend.run_commands([("PING",)], server)
     return (time.perf_counter() - started) * 1000 / len(servers)
 
 
@@ -62,10 +63,10 @@ def is_available() -> bool:
 
 def server_state() -> ServerState:
     """Return the state of all servers together."""
-    used = [*scripts.CHECK.values()]
-    servers = backend.nodes()
+    used = scripts.SCRIPTS
+    servers = backend.servers()
     commands = [("DBSIZE",), ("SCRIPT", "EXISTS", *(script.sha for script in used))]
-    replies = [backend.execute(commands, server) for server in servers]
+    replies = [backend.run_commands(commands, server) for server in servers]
     infos = [_info(server) for server in servers]
     keys = sum(size for size, _ in replies)
     return ServerState(
@@ -81,7 +82,7 @@ def server_state() -> ServerState:
 def _info(server: backend.Server) -> dict[str, str]:
     """Return the fields of INFO; none if an ACL forbids the command."""
     try:
-        (info,) = backend.execute([("INFO",)], server)
+        (info,) = backend.run_commands([("INFO",)], server)
     except backend.UnavailableError:
         return {}
     return dict(line.split(":", 1) for line in _text(info).splitlines() if ":" in line)
@@ -99,11 +100,11 @@ def _rate_limit_memory(size: int) -> int | None:
     measured += [schema.refusals_key(name) for name in names]
     try:
         sample = []
-        for server in backend.nodes():
-            ((_cursor, keys),) = backend.execute([("SCAN", 0, "COUNT", SAMPLE_SIZE)], server)
+        for server in backend.servers():
+            ((_cursor, keys),) = backend.run_commands([("SCAN", 0, "COUNT", SAMPLE_SIZE)], server)
             sample += keys
-        counters = [key for key in map(_text, sample) if key.startswith(PREFIX)]
-        replies = backend.execute([("MEMORY", "USAGE", key) for key in (*counters, *measured)])
+        counters = [key for key in map(_text, sample) if key.startswith(COUNTER_PREFIX)]
+        replies = backend.run_commands([("MEMORY", "USAGE", key) for key in (*counters, *measured)])
     except backend.UnavailableError:  # the error of a server that does not know MEMORY USAGE, too
         return None
     sizes = [int(reply or 0) for reply in replies]

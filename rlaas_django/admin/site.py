@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from .. import backend
-from ..identity import Id as EncodedIdentity
+from ..core.keys import EncodedIdentity
 from ..models import RateLimit
 from . import actions, pages, panel, refusals
 from .identities import is_encoded

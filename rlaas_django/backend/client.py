@@ -41,7 +41,7 @@ def redis_client(alias: str) -> Any:
         client = get_redis_connection(alias)
     except NotImplementedError:  # not django-redis, or its ShardClient
         # Django's own RedisCache has no public way to its client.
-        cache = getattr(caches[alias], "_cache", None)
+        cache: Any = getattr(caches[alias], "_cache", None)
         client = cache.get_client(write=True) if hasattr(cache, "get_client") else None
     if not isinstance(client, (redis.Redis, redis.RedisCluster)):
         raise ImproperlyConfigured(

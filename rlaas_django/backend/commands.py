@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import hiredis
 
@@ -30,8 +30,8 @@ class Call(NamedTuple):
 
 def pack(*commands: Sequence[Word]) -> Command:
     """Return commands as they are sent."""
-    packed: Any = b"".join(hiredis.pack_command(tuple(command)) for command in commands)
-    return Command(packed, len(commands))
+    packed: list[bytes] = [hiredis.pack_command(tuple(command)) for command in commands]  # type: ignore[arg-type]
+    return Command(b"".join(packed), len(commands))
 
 
 def script_call(script: Script, keys: Sequence[str], args: Iterable[Word], *, is_refund: bool = False) -> Call:

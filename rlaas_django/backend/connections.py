@@ -21,6 +21,7 @@ _OURS = {
     *("connection_class", "connection_pool", "max_connections", "timeout", "url", "ssl"),
     *("socket_timeout", "socket_connect_timeout"),
 }
+_OF_POOLS = ("maint", "oss_", "orig_", "himport_", "event_")
 # Accepted by redis-py's connections for threads alone.
 _SYNC_ONLY = {
     *("parser_class", "command_packer", "socket_type", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled"),
@@ -45,7 +46,9 @@ class ConnectionOptions:
     def of(cls, connection_class: type[Any], options: dict[str, Any], maximum: int) -> ConnectionOptions:
         """Return the options of a cache's pool, without what is ours."""
         kept = {
-            name: value for name, value in options.items() if name not in _OURS and not name.startswith(("maint_", "oss_"))
+            name: value
+            for name, value in options.items()
+            if name not in _OURS and not name.startswith(("maint_", "oss_"))
         }
         return cls(connection_class, {**kept, "protocol": 2}, min(maximum, MAX_CONNECTIONS))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import redis
 from redis.exceptions import (
     AskError,
     ClusterDownError,
-    ConnectionError,
     MasterDownError,
     MovedError,
     NoPermissionError,
@@ -27,7 +27,7 @@ class UnavailableError(Exception):
     """Redis is unavailable, or replied with an error; `__cause__` is what redis-py raised."""
 
 
-class PoolExhaustedError(ConnectionError):
+class PoolExhaustedError(redis.ConnectionError):
     """All connections were in use for too long; the server is not to blame."""
 
 

@@ -88,9 +88,7 @@ async def _asend_again(where: Topology, call: Call, server: Server, error: Respo
             raise _unavailable(where, failure) from failure
 
 
-def _next_attempt(
-    where: Topology, call: Call, server: Server, error: ResponseError, deadline: float
-) -> NextAttempt:
+def _next_attempt(where: Topology, call: Call, server: Server, error: ResponseError, deadline: float) -> NextAttempt:
     """Return how to send a call again; UnavailableError when that would not help."""
     if not where.clustered and isinstance(error, (AskError, MovedError, ClusterCrossSlotError)):
         wrong = UnavailableError(

@@ -31,7 +31,7 @@ class Multiplexer:
     """Runs commands of one event loop on one server, each batch within `timeout` seconds."""
 
     def __init__(
-        self, make_connection: Callable[[], Any], timeout: float, on_failure: Callable[[Exception], None]
+        self, make_connection: Callable[[], Any], timeout: float, on_failure: Callable[[Exception], object]
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._connection, self._timeout, self._on_failure = make_connection(), timeout, on_failure

@@ -22,7 +22,7 @@ FRESH = 0.005  # seconds: no server restarts in less, so a connection used since
 
 
 class Pool:
-    """At most `maximum` connections, the one used last first. One that is not connected connects when it is acquired."""
+    """At most `maximum` connections, the one used last first; they connect when they are acquired."""
 
     def __init__(self, make: Callable[[], Any], maximum: int, is_available: Callable[[], bool]) -> None:
         self.maximum = maximum

@@ -74,3 +74,4 @@ BY_ALGORITHM = {algorithm: join(stem, (algorithm,)) for algorithm, stem in FILES
 ALL_ALGORITHMS = join("all", FILES)
 OVERRIDE = script("override", source("override"), ("override",))
 RECORD = script("record", source("record"), ("record",))
+SCRIPTS = (*BY_ALGORITHM.values(), ALL_ALGORITHMS, OVERRIDE, RECORD)

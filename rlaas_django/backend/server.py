@@ -6,7 +6,6 @@ A call that may have run is never sent again.
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import redis
@@ -102,7 +101,7 @@ class Server:
         """Tell the breaker that a call had no reply; return the error as one of redis-py's."""
         if isinstance(error, PoolExhaustedError):
             return error
-        if isinstance(error, TimeoutError) or isinstance(error, redis.TimeoutError):
+        if isinstance(error, (TimeoutError, redis.TimeoutError)):
             error = redis.TimeoutError(f"timeout after {self.timeout:g} s")
         elif not isinstance(error, redis.RedisError):
             error = redis.InvalidResponse(f"{self.name} did not reply as Redis does: {error!r}")

@@ -133,7 +133,9 @@ class ClusterTopology(DiscoveredTopology):
 
     def discover(self) -> bool:
         if self._cluster is None:
-            options = {name: value for name, value in self._node_options.options.items() if name not in ("host", "port")}
+            options = {
+                name: value for name, value in self._node_options.options.items() if name not in ("host", "port")
+            }
             self._cluster = redis.RedisCluster(
                 startup_nodes=[ClusterNode(*seed) for seed in self._seeds],  # type: ignore[no-untyped-call]
                 require_full_coverage=False,
@@ -158,7 +160,7 @@ class ClusterTopology(DiscoveredTopology):
         if moved is not None:
             return moved
         try:
-            node: Any = self._cluster.get_node_from_key(key)
+            node = self._cluster.get_node_from_key(key)  # type: ignore[no-untyped-call]
         except RedisClusterException:  # no node has the slot
             return None
         return self.server_at(_address(node))

@@ -54,6 +54,10 @@ class Decision:
 
     __slots__ = ("_identities", "_outcomes", "_policy_set", "_reply", "_strictest", "allowed", "receipts")
 
+    _policy_set: PolicySet
+    _identities: Sequence[str]
+    _reply: list[Any]
+
     def __init__(self, allowed: bool, outcomes: Sequence[Outcome], receipts: list[Any] | None = None) -> None:
         self.allowed = allowed
         # What `refund` sends. Each is popped by whoever refunds it, so that it is refunded once.
@@ -163,9 +167,7 @@ def read_outcomes(policy_set: PolicySet, identities: Sequence[str], reply: list[
         passed, count, remaining, retry_after, reset_after, limit, _ = reply[at : at + REPLY_SIZE]
         wait = retry_after / 1000 if retry_after >= 0 else math.inf
         ttl = math.ceil((fixed_window - reply[0] % fixed_window) / 1000) if fixed_window else policy.window
-        outcomes.append(
-            Outcome(policy, identity, passed == 1, limit, count, remaining, wait, reset_after / 1000, ttl)
-        )
+        outcomes.append(Outcome(policy, identity, passed == 1, limit, count, remaining, wait, reset_after / 1000, ttl))
         at += REPLY_SIZE
     return tuple(outcomes)
 

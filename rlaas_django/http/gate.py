@@ -15,11 +15,10 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.functional import SimpleLazyObject
 
-from .. import conf, limiter, log, signals
+from .. import conf, limiter, log, signals, stats
 from ..backend import UnavailableError
 from ..core.decision import Decision, Outcome, strictest
 from ..limiter.compiled import CompiledPolicySet
-from ..stats import recorder
 from . import responses
 from .identity import RequestIdentity
 from .limits import Limits
@@ -113,7 +112,7 @@ class Gate:
         request = self.request
         self.decision = decision
         self.state.add(decision, cost)
-        recorder.record(decision, request.method or "", request.path)
+        stats.record(decision, request.method or "", request.path)
         refusing = [each for each in decision.outcomes if not each.allowed and not each.failed_closed]
         if not refusing:
             return False
@@ -207,14 +206,17 @@ def _respond(gate: Gate) -> HttpResponseBase:
         respond = async_to_sync(respond)
     response: Any = respond(gate.request, gate.own_decision)
     # Django renders the template response of a view, not that of a middleware.
-    return response if getattr(response, "is_rendered", True) else response.render()
+    rendered: HttpResponseBase = response if getattr(response, "is_rendered", True) else response.render()
+    return rendered
 
 
 async def _arespond(gate: Gate) -> HttpResponseBase:
     respond = gate.respond
     call = respond if iscoroutinefunction(respond) else _in_thread(respond)
     response: Any = await call(gate.request, gate.own_decision)
-    return response if getattr(response, "is_rendered", True) else await _in_thread(response.render)()
+    rendered = getattr(response, "is_rendered", True)
+    finished: HttpResponseBase = response if rendered else await _in_thread(response.render)()
+    return finished
 
 
 def _in_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:

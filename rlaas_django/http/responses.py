@@ -12,8 +12,8 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
-from django.utils.translation import ngettext
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from .. import conf
 from ..core.decision import Decision, Outcome, strictest

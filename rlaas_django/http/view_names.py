@@ -37,7 +37,7 @@ def _class_name(view: type) -> str:
 
 
 def owner_of(view: Any) -> tuple[Any, str]:
-    """Return the object whose method this is, below other decorators, and the method's name, as method_decorator binds it."""
+    """Return the object whose method a view is, below other decorators, and the method's name."""
     while view is not None:
         bound: Any = getattr(view, "func", None)
         if getattr(bound, "__self__", None) is not None:

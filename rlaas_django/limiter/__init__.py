@@ -15,14 +15,14 @@ from ..core.decision import Decision, Outcome
 from ..core.keys import Identity, counter_key
 from ..core.policy import ALGORITHMS, DEFAULT, Policies, Policy
 from . import fallback
-from .compiled import CompiledPolicySet, compile_policies, unique_ids
+from .compiled import CompiledPolicySet, compile_policies
 from .fallback import LocalReceipt
 from .refusal_cache import refusal_cache
 from .replies import Check, Receipt, outcomes, plan, read, with_limit
 from .slots import SlotCheck
 
 
-def check(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
+def check(identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1) -> Decision:
     """Decide, and charge when allowed. All policies are charged or none, in one round trip.
 
     >>> check("alice").allowed
@@ -40,7 +40,7 @@ def check(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Deci
     return decision
 
 
-async def acheck(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
+async def acheck(identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1) -> Decision:
     """As `check`, natively async."""
     planned, refusals = plan(identity, policy, cost), refusal_cache()
     cached = refusals.find(planned)
@@ -95,9 +95,9 @@ async def arefund(decision: Decision) -> bool:
 def reset(identity: Identity, policy: Policies = None) -> int:
     """Reset what an identity used, whichever algorithm counted it; return the number of keys deleted."""
     policy_set = compile_policies(policy)
-    deleted = sum(backend.execute(policy_set.topology, call) for call in _reset_calls(policy_set, identity))
+    deleted = [backend.execute(policy_set.topology, call) for call in _reset_calls(policy_set, identity)]
     refusal_cache().invalidate(policy_set.names)
-    return deleted
+    return sum(deleted)
 
 
 async def areset(identity: Identity, policy: Policies = None) -> int:

@@ -1,7 +1,7 @@
 """Overrides: an operator blocks an identity, exempts it, or gives it a custom limit, until a time.
 
-The script that decides reads them, so that they apply everywhere at once and cost no round trip. The database keeps them
-(models.Override); Redis has
+The script that decides reads them, so that they apply everywhere at once and cost no round trip. The database keeps
+them (models.Override); Redis has
 
   rlaas:override:<identity>   HASH     <policy, or * for all> -> <kind>:<until, ms>:<limit>; expires with the last
   rlaas:overrides             STRING   a marker: when it is gone, Redis was emptied

@@ -1,7 +1,7 @@
 """Refusals repeated from memory, so that an attack costs Redis nothing.
 
-A refusal with an exact wait stays true until the wait is over; only a refund, a reset or an override ends it earlier. In
-this process these invalidate it; those of other processes are seen within a second, which is as long as one is kept.
+A refusal with an exact wait stays true until the wait is over; only a refund, a reset or an override ends it earlier.
+In this process these invalidate it; those of other processes are seen within a second, which is as long as it is kept.
 """
 
 from __future__ import annotations

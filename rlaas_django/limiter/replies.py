@@ -68,12 +68,14 @@ def with_limit(arguments: ScriptArguments, limit: int) -> ScriptArguments:
     return arguments if limit == arguments.capacity else arguments._replace(limit=limit, capacity=limit)
 
 
-def plan(identity: Identity, policy: Policies, cost: int, *, charge: bool = True) -> Check:
+def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, *, charge: bool = True) -> Check:
     """Return the check of an identity under these policies."""
     if type(cost) is not int or cost < 0:
         raise ValueError(f"The cost {shown(cost)} is not a whole number of at least 0.")
-    policy_set = policy if type(policy) is CompiledPolicySet else compile_policies(policy)
-    return Check(policy_set, policy_set.identify(identity), unique_ids.next(), min(cost, NEVER_FITS), charge and cost > 0)
+    policy_set = policy if isinstance(policy, CompiledPolicySet) else compile_policies(policy)
+    return Check(
+        policy_set, policy_set.identify(identity), unique_ids.next(), min(cost, NEVER_FITS), charge and cost > 0
+    )
 
 
 def read(check: Check, reply: Any) -> Decision:

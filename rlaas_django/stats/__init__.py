@@ -5,7 +5,7 @@ A decision is recorded in memory and written by a background thread, so it costs
 
 from __future__ import annotations
 
-from ..policy import Decision
+from ..core.decision import Decision
 from . import background, recorder
 
 __all__ = ["record"]

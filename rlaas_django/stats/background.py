@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from django.apps import apps
 from django.db import connections
 
-from .. import overrides
 from ..core import process
+from ..limiter import overrides
 from . import recorder
 
 INTERVAL = 0.8  # seconds between rounds; a round takes time too, and a second is promised

@@ -28,7 +28,7 @@ def minutes(policies: Iterable[str], hours: int = 24, now: float | None = None) 
     names = list(policies)
     end = int(time.time() if now is None else now) // MINUTE * MINUTE
     days = (end // DAY - 1, end // DAY)
-    replies = iter(backend.execute([("HGETALL", schema.stats_key(name, day)) for name in names for day in days]))
+    replies = iter(backend.run_commands([("HGETALL", schema.stats_key(name, day)) for name in names for day in days]))
     starts = range(end - hours * HOUR + MINUTE, end + MINUTE, MINUTE)
     series = {}
     for name in names:
@@ -50,7 +50,7 @@ def refusals(policies: Iterable[str], limit: int = schema.MAX_REFUSALS) -> list[
 def latest_refusals(policies: Iterable[str], limit: int = 1) -> dict[str, list[Refusal]]:
     """Return the latest refusals of each policy, newest first."""
     names = list(policies)
-    replies = backend.execute([("LRANGE", schema.refusals_key(name), 0, limit - 1) for name in names])
+    replies = backend.run_commands([("LRANGE", schema.refusals_key(name), 0, limit - 1) for name in names])
     return {name: [Refusal(**json.loads(line)) for line in lines] for name, lines in zip(names, replies, strict=True)}
 
 
@@ -63,7 +63,7 @@ def watched(
     """
     hour = int(time.time() if now is None else now) // HOUR
     keys = [(name, schema.watch_key(name, each)) for name in policies for each in (hour - 1, hour)]
-    replies = backend.execute([("ZREVRANGE", key, 0, limit - 1, "WITHSCORES") for _, key in keys])
+    replies = backend.run_commands([("ZREVRANGE", key, 0, limit - 1, "WITHSCORES") for _, key in keys])
     levels: dict[tuple[str, str], float] = {}
     for (name, _), reply in zip(keys, replies, strict=True):
         for identity, level in _pairs(reply):
@@ -76,7 +76,9 @@ def refused_today(policies: Iterable[str], now: float | None = None) -> dict[tup
     """Return today's refusals by (policy, identity), of the identities with the most."""
     names = list(policies)
     day = int(time.time() if now is None else now) // DAY
-    replies = backend.execute([("ZREVRANGE", schema.refused_key(name, day), 0, -1, "WITHSCORES") for name in names])
+    replies = backend.run_commands(
+        [("ZREVRANGE", schema.refused_key(name, day), 0, -1, "WITHSCORES") for name in names]
+    )
     return {
         (name, identity): int(float(number))
         for name, reply in zip(names, replies, strict=True)

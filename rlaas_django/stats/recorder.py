@@ -12,9 +12,10 @@ from dataclasses import asdict
 from typing import Any
 
 from .. import backend
+from ..backend.scripts import RECORD
 from ..core import process
-from ..policy import DEFAULT, Decision, Outcome, undecided
-from ..scripts import NOTE
+from ..core.decision import Decision, Outcome
+from ..core.policy import DEFAULT
 from . import schema
 from .schema import ALLOWED, DAY, DEGRADED, HOUR, MINUTE, REFUSED, SHADOWED, UNLOGGED, Refusal
 
@@ -46,7 +47,7 @@ def flush() -> None:
     """Write the pending decisions to Redis; they stay pending while Redis is unavailable."""
     pending = state.pending
     if pending:
-        backend.execute([("EXISTS", schema.refusals_key(DEFAULT))])  # raises while Redis is unavailable
+        backend.run_commands([("EXISTS", schema.refusals_key(DEFAULT))])  # raises while Redis is unavailable
     batch = Batch()
     while True:
         try:
@@ -55,7 +56,7 @@ def flush() -> None:
             break
     for call in batch.calls():
         with contextlib.suppress(backend.UnavailableError):  # one shard of a Cluster may be unavailable
-            backend.run(call)
+            backend.execute(backend.topology(), call)
 
 
 class Batch:
@@ -70,8 +71,7 @@ class Batch:
     def add(self, at: float, decision: Decision, method: str, path: str) -> None:
         """Count a decision under each of its policies."""
         second = int(at)
-        original, age = decision.origin
-        for outcome in original.outcomes:
+        for outcome in decision.outcomes:
             name, kind = outcome.policy.name, _kind(outcome)
             self.counts[name, second // MINUTE, kind] += 1
             if kind == DEGRADED:
@@ -79,7 +79,7 @@ class Batch:
             if not outcome.allowed:
                 self.refused[name, second // DAY, outcome.identity] += 1
                 if len(self.refusals[name]) < REFUSALS_PER_FLUSH:
-                    self.refusals[name].append(_refusal_json(at, outcome, age, method, path))
+                    self.refusals[name].append(_refusal_json(at, outcome, method, path))
                 else:
                     self.counts[name, second // MINUTE, UNLOGGED] += 1
             self._watch(at, outcome)
@@ -115,7 +115,7 @@ def counts_call(policy: str, day: int, fields: Iterable[tuple[str, int]]) -> bac
 
 
 def _call(what: str, key: str, ttl: int, most: int, values: Iterable[str | int]) -> backend.Call:
-    return backend.call(NOTE, (key,), (0, what, ttl, most, *values))
+    return backend.script_call(RECORD, (key,), (0, what, ttl, most, *values))
 
 
 def _flat(pairs: Iterable[tuple[str, Any]]) -> Iterator[str | int]:
@@ -134,15 +134,15 @@ def _highest(
 
 
 def _kind(outcome: Outcome) -> str:
-    if outcome.degraded and (outcome.allowed or undecided(outcome)):
+    if outcome.degraded and (outcome.allowed or outcome.failed_closed):
         return DEGRADED
     if outcome.allowed:
         return ALLOWED
     return SHADOWED if outcome.policy.shadow else REFUSED
 
 
-def _refusal_json(at: float, outcome: Outcome, age: float, method: str, path: str) -> str:
-    """Return the entry of the refusal log; `age` is how old a cached refusal is, in seconds."""
+def _refusal_json(at: float, outcome: Outcome, method: str, path: str) -> str:
+    """Return the entry of the refusal log."""
     refusal = Refusal(
         at=round(at, 3),
         policy=outcome.policy.name,
@@ -152,7 +152,7 @@ def _refusal_json(at: float, outcome: Outcome, age: float, method: str, path: st
         count=outcome.current_count,
         limit=outcome.limit,
         window=outcome.policy.window,
-        retry_after=None if math.isinf(outcome.retry_after) else max(0.0, outcome.retry_after - age),
+        retry_after=None if math.isinf(outcome.retry_after) else outcome.retry_after,
         shadow=outcome.policy.shadow,
     )
     return json.dumps(asdict(refusal))

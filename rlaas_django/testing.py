@@ -32,6 +32,16 @@ def frozen_clock(ms: int | None = None) -> Iterator[Clock]:
         plans.frozen = before
 
 
+def reset() -> None:
+    """Forget the state of this process: the refusal cache, local counters, and statistics not written yet."""
+    from . import background, failure, refusals, stats  # not above: settings import this module
+
+    with background._round:  # one that is under way would write them all the same
+        stats._notes.clear()
+    refusals.known.clear()
+    failure.memory.clear()
+
+
 def embedded_redis() -> dict[str, Any]:
     """An entry for CACHES: an empty fakeredis of this process, for sync and async alike.
 

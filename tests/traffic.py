@@ -1,4 +1,4 @@
-"""Traffic in the background: checks by threads of one process and tasks of another, and a record of what came of them."""
+"""Traffic in the background: checks by threads of one process and tasks of another, with a record of them."""
 
 from __future__ import annotations
 

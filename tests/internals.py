@@ -57,7 +57,6 @@ __all__ = [
     "log",
     "redis_client",
     "redis_key",
-    "refusal_for",
     "restore_limits",
     "run_background_jobs",
     "strictest",
@@ -69,16 +68,6 @@ SCRIPTS = (*CHECK.values(), *REFUND.values(), RESET)
 redis_client = backend.client
 escape_for_log = log.escaped
 header_module = responses  # the one that names headers
-
-
-def refusal_for(request, decision):
-    """Return our response to a refused request, by its Accept header, as the gate makes it."""
-    response = responses.plain_refusal(request, decision)
-    if response is None:  # the client prefers a page
-        response = responses.page(request, decision)
-        responses.add_refusal_headers(response, decision)
-        responses.add_headers(response, decision)
-    return response
 
 
 # The limits that decorators have registered, which the system checks and the admin read.

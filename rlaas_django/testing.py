@@ -33,13 +33,17 @@ def frozen_clock(ms: int | None = None) -> Iterator[Clock]:
 
 
 def reset() -> None:
-    """Forget the state of this process: the refusal cache, local counters, and statistics not written yet."""
-    from . import background, failure, refusals, stats  # not above: settings import this module
+    """Forget the state of this process: the refusal cache, local counters, log lines left out, statistics not written.
+
+    For the tests of a site, between two of them; Redis keeps what it has.
+    """
+    from . import background, failure, log, refusals, stats  # not above: settings import this module
 
     with background._round:  # one that is under way would write them all the same
         stats._notes.clear()
     refusals.known.clear()
     failure.memory.clear()
+    log._written = log._left_out = 0
 
 
 def embedded_redis() -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import re
 from types import SimpleNamespace
@@ -235,22 +234,16 @@ def test_a_long_path_is_a_line_of_bounded_length(site, lines):
 
 
 @pytest.fixture
-def next_second(monkeypatch, lines, caplog, configure):
-    """A clock for the log that stands still; a call moves it on. It begins with nothing left to be logged."""
-    now = float(next(seconds))
+def next_second(monkeypatch):
+    """Stop the clock of the log; a call moves it on by a second."""
+    now = 1_000_000_000.0
     monkeypatch.setattr(log, "time", SimpleNamespace(monotonic=lambda: now))
 
     def move_on():
         nonlocal now
         now += 1
 
-    log.error("the lines that earlier tests left out are counted here")
-    caplog.clear()
-    move_on()
     return move_on
-
-
-seconds = itertools.count(1_000_000_000, 1000)  # no two tests share one
 
 
 def test_at_most_so_many_lines_a_second_with_a_count_of_what_was_left_out(site, lines, configure, next_second):

@@ -52,13 +52,13 @@ format: $(VENV)/.installed ## Mend style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-servers: $(VENV)/.installed ## Run the tests on the oldest and newest servers to be had
+servers: $(VENV)/.installed ## Run the tests on the oldest and newest servers available
 	$(BIN)/python -m tests.servers $(ARGS)
 
 cluster: $(VENV)/.installed ## Run the tests of the core on a Redis Cluster
 	$(BIN)/python -m tests.on_cluster $(ARGS)
 
-matrix: $(VENV)/.installed ## Run the tests on each Python and Django to be had
+matrix: $(VENV)/.installed ## Run the tests on each Python and Django available
 	$(BIN)/python -m tests.matrix $(ARGS)
 
 bench: ## Measure against peers, in an environment of its own; writes benchmarks/RESULTS.md

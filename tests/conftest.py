@@ -118,6 +118,12 @@ def server(request, configure):
     return redis_client(request.param)
 
 
+# For a test whose many checks take seconds on fakeredis, which is Python: there in the long tier alone.
+fakeredis_is_slow = pytest.mark.parametrize(
+    "server", ["default", pytest.param("fakeredis", marks=pytest.mark.slow)], indirect=True
+)
+
+
 @pytest.fixture
 def start():
     """Start servers of the test's own, with these options; they stop with the test."""

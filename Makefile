@@ -1,9 +1,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# One process per core, each with a server of its own; the tests of one Cluster or site stay in one process.
+PARALLEL = -n auto --maxprocesses 4 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test browser lint format servers cluster matrix bench bench-quick clean
+.PHONY: help install run test test-all browser lint format servers cluster matrix bench bench-quick clean
 
 help: ## List what can be done
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -25,8 +27,11 @@ install: $(VENV)/.installed ## Make the environment
 run: $(VENV)/.installed ## Run the demo, on port 8000 or PORT=...
 	@PORT="$(PORT)" exec $(BIN)/python -m example_project
 
-test: $(VENV)/.installed ## Run every test, on a real server
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.installed ## Run the tests of every behaviour, on a real server, within three minutes
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(ARGS)
+
+test-all: $(VENV)/.installed ## Add the long tier: faults, forks, Cluster, Sentinel, load, fuzz, every kind of view
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 browser: $(VENV)/.installed ## Try the demo and the admin in a real Chromium
 	@command -v chromium >/dev/null 2>&1 || { \
@@ -47,13 +52,13 @@ format: $(VENV)/.installed ## Mend style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-servers: $(VENV)/.installed ## Run the tests on the oldest and newest servers to be had
+servers: $(VENV)/.installed ## Run the tests on the oldest and newest servers available
 	$(BIN)/python -m tests.servers $(ARGS)
 
 cluster: $(VENV)/.installed ## Run the tests of the core on a Redis Cluster
 	$(BIN)/python -m tests.on_cluster $(ARGS)
 
-matrix: $(VENV)/.installed ## Run the tests on each Python and Django to be had
+matrix: $(VENV)/.installed ## Run the tests on each Python and Django available
 	$(BIN)/python -m tests.matrix $(ARGS)
 
 bench: ## Measure against peers, in an environment of its own; writes benchmarks/RESULTS.md

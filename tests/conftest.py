@@ -1,61 +1,86 @@
+"""Fixtures, and the two tiers of the suite.
+
+`make test` runs the tests without the marker `slow`: every behaviour once. `make test-all` runs all of them. What is in
+the long tier is said in three ways: a whole file in SLOW_FILES below, a test or a parameter by `pytest.mark.slow`, and
+the full size of a test that takes the fixture `scale`.
+
+Each process of pytest-xdist has a server of its own (tests/settings.py). The tests of a file that starts more than
+that for all of its tests, such as a Cluster, stay in one process: SAME_PROCESS.
+"""
+
 from __future__ import annotations
 
+import asyncio
+import socket
+import ssl
+from collections import Counter
+from pathlib import Path
+
+import hypothesis
 import pytest
 import redis
 
-from rlaas_django import backend, conf, decorators, refusals
-from rlaas_django.policy import ALGORITHMS
-from rlaas_django.stats import background, recorder
-from rlaas_django.testing import frozen_clock
+import rlaas_django
+from example_project.redis_server import Server
+from rlaas_django.signals import backend_failed
+from rlaas_django.testing import frozen_clock, reset
+from tests.deployments import Node
+from tests.http import EVERY_WAY, Site
+from tests.internals import ALGORITHMS, conf, forget_limits, limits_in_use, redis_client, restore_limits
 
-# 20 s into a window of a minute.
-NOW = 1_700_000_000_000
+NOW = 1_700_000_000_000  # 20 s into a window of a minute
+SLOW_FILES = {"test_channel", "test_cluster", "test_deployments", "test_failure", "test_sentinel"}
+SAME_PROCESS = {
+    *("test_cluster", "test_deployments", "test_end_to_end", "test_example", "test_failure", "test_packaging"),
+    "test_sentinel",
+}
 
-# A machine that is busy with tests is no fault of Redis'; tests of faults set what they need.
-DEFAULTS = dict(conf.DEFAULTS)
-conf.DEFAULTS["TIMEOUT"] = 20.0
+# No deadline: an example that takes long on a busy machine is no failure.
+hypothesis.settings.register_profile(
+    "tests",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+)
+hypothesis.settings.load_profile("tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in SLOW_FILES:
+            item.add_marker("slow")
+        if item.path.stem in SAME_PROCESS and config.pluginmanager.has_plugin("xdist"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left_behind():
-    """Each test starts with empty servers, and may leave no key of ours without a TTL."""
-    clients = [backend.client(alias) for alias in ("default", "fakeredis")]
-    with background.paused():  # what earlier tests recorded is not written into this one
-        recorder.state.reset()
-        for client in clients:
-            client.flushdb()
-    refusals.known.clear()
-    views, refundable = set(decorators.in_use), set(refusals.refundable)
+def _clean_slate():
+    """Start each test with empty servers and a process that remembers nothing; fail it for a key without a TTL."""
+    clients = [redis_client(alias) for alias in ("default", "fakeredis")]
+    reset()
+    for client in clients:
+        client.flushdb()
+    limits = limits_in_use()
     yield
-    refusals.refundable.intersection_update(refundable)
-    decorators.in_use.intersection_update(views)  # a test's own views are none of the next test's checks
+    restore_limits(limits)
     for client in clients:
         lasting = [key for key in client.scan_iter("rlaas:*", count=1000) if client.pttl(key) == -1]
         assert not lasting, f"keys without a TTL: {lasting}"
 
 
-@pytest.fixture
-def client() -> redis.Redis:
-    """The server that the limiter uses, asked directly."""
-    return backend.client(conf.config().cache)
+# Size
 
 
-@pytest.fixture(params=["default", "fakeredis"])
-def server(request, settings):
-    """A real server, and fakeredis as our users' tests have it."""
-    settings.RATE_LIMITER = {**getattr(settings, "RATE_LIMITER", {}), "CACHE": request.param}
-    return backend.client(request.param)
+@pytest.fixture(params=[pytest.param(0.05, id="small"), pytest.param(1, id="full", marks=pytest.mark.slow)])
+def scale(request):
+    """Return a count for this tier: `scale(1000)` is 50 in the quick tier and 1000 in the long one."""
+
+    def scaled(count: int, least: int = 1) -> int:
+        return max(least, round(count * request.param))
+
+    return scaled
 
 
-@pytest.fixture(params=ALGORITHMS)
-def algo(request) -> str:
-    return request.param
-
-
-@pytest.fixture
-def clock():
-    with frozen_clock(NOW) as clock:
-        yield clock
+# Settings
 
 
 @pytest.fixture
@@ -70,8 +95,152 @@ def configure(settings):
 
 @pytest.fixture
 def no_views():
-    """As in a site without decorated views; those of other tests are none of the checks' business."""
-    views = set(decorators.in_use)
-    decorators.in_use.clear()
+    """Forget every decorated view, so that the checks speak of the test's own only."""
+    limits = limits_in_use()
+    forget_limits()
     yield
-    decorators.in_use.update(views)
+    restore_limits(limits)
+
+
+# Servers
+
+
+@pytest.fixture
+def client() -> redis.Redis:
+    """A client of the server that the limiter uses."""
+    return redis_client(conf.config().cache)
+
+
+@pytest.fixture(params=["default", "fakeredis"])
+def server(request, configure):
+    """A real server, and fakeredis as our users' tests have it."""
+    configure(CACHE=request.param)
+    return redis_client(request.param)
+
+
+# For a test whose many checks take seconds on fakeredis, which is Python: there in the long tier alone.
+fakeredis_is_slow = pytest.mark.parametrize(
+    "server", ["default", pytest.param("fakeredis", marks=pytest.mark.slow)], indirect=True
+)
+
+
+@pytest.fixture
+def start():
+    """Start servers of the test's own, with these options; they stop with the test."""
+    servers = []
+
+    def start_one(*options: str) -> Server:
+        servers.append(Server(*options))
+        return servers[-1]
+
+    yield start_one
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def use(settings):
+    """Have the limiter use this entry of CACHES."""
+
+    def use_entry(location: str, backend: str = "django_redis.cache.RedisCache", **options) -> None:
+        entry = {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}
+        settings.CACHES = {**settings.CACHES, "default": entry}
+
+    return use_entry
+
+
+@pytest.fixture
+def own(start, use) -> Server:
+    """A server that nobody else uses, so that its clients and their commands can be counted."""
+    server = start()
+    use(server.url, SOCKET_TIMEOUT=20, SOCKET_CONNECT_TIMEOUT=20)
+    return server
+
+
+@pytest.fixture
+def node():
+    """A server on a TCP port, which the test may kill, stop and restart."""
+    with Node() as node:
+        node.launch()
+        yield node
+
+
+@pytest.fixture
+def redis_unavailable(use):
+    """Redis cannot be reached."""
+    use("unix:///nowhere.sock")
+
+
+@pytest.fixture(scope="session")
+def certificate():
+    """Return a server's TLS context for 127.0.0.1 and localhost, and the path of the certificate to trust."""
+    path = Path(__file__).parent / "tls"  # made beforehand, as not every machine has openssl; no secret
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path / "certificate.pem", path / "key.pem")
+    return context, path / "certificate.pem"
+
+
+# Calls
+
+
+@pytest.fixture(params=ALGORITHMS)
+def algo(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def clock():
+    """The frozen clock of every decision."""
+    with frozen_clock(NOW) as clock:
+        yield clock
+
+
+@pytest.fixture(params=["sync", "async"])
+def limiter(request):
+    """`limiter.check(...)`, `limiter.peek(...)` and so on: the sync function, or its async twin on one event loop."""
+    if request.param == "sync":
+        yield rlaas_django
+        return
+
+    class AsyncLimiter:
+        def __getattr__(self, name):
+            return lambda *args, **options: runner.run(getattr(rlaas_django, f"a{name}")(*args, **options))
+
+    with asyncio.Runner() as runner:
+        yield AsyncLimiter()
+
+
+@pytest.fixture(params=EVERY_WAY)
+def site(request, settings):
+    """A site behind a handler: WSGI and `def` views in the quick tier, `@both_ways` for ASGI and `async def` too."""
+    return Site(request.param, settings)
+
+
+# Observation
+
+
+@pytest.fixture
+def connects(monkeypatch):
+    """Count the connections to each port."""
+    seen = Counter()
+    connect = socket.socket.connect
+
+    def counting(self, address):
+        seen[address[1]] += 1
+        return connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", counting)
+    return seen
+
+
+@pytest.fixture
+def failures():
+    """Collect the errors that `backend_failed` was sent with."""
+    errors = []
+
+    def receiver(error, **_):
+        errors.append(str(error))
+
+    backend_failed.connect(receiver)
+    yield errors
+    backend_failed.disconnect(receiver)

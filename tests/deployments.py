@@ -1,4 +1,4 @@
-"""Servers as they are deployed: single ones, a Cluster and Sentinels, all real processes on loopback ports."""
+"""Deployments of Redis: single servers, a Cluster and Sentinels, all real processes on loopback ports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BUS = 10_000  # the distance of a node's cluster bus from its port; other distan
 
 
 def reserve(also: int | None = None) -> tuple[int, list[socket.socket]]:
-    """A free port, with the one at the distance `also`, which nobody else is given until the sockets are closed.
+    """Return a free port, with the one at the distance `also`, which no other process gets until the sockets close.
 
     A server of ours can still bind it, again and again: on Linux, sockets that are bound with SO_REUSEADDR bar only
     those without it, and the kernel's own choice of a port, while none of them listens.
@@ -52,7 +52,7 @@ def reserve(also: int | None = None) -> tuple[int, list[socket.socket]]:
 
 
 def wait_until(fact: Callable[[], bool], what: str, within: float = 30) -> float:
-    """Ask until it is so; the seconds that it took."""
+    """Wait until a fact holds; return the seconds that it took."""
     began = time.monotonic()
     while not fact():
         if time.monotonic() - began > within:
@@ -65,7 +65,7 @@ class Keeper:
     """A process that kills our servers once this process is gone, however it went.
 
     The kernel's death signal, which redis_server uses, comes with the end of the thread that started a server, and
-    these may be started by any. A server that hangs would not heed its SIGTERM either.
+    these may be started by any. A server that is stopped (SIGSTOP) would not end on its SIGTERM either.
     """
 
     PROGRAM = """
@@ -78,7 +78,7 @@ while os.getppid() == int(sys.argv[1]):  # a fork of our parent may hold the pip
             break
         *lines, rest = (rest + data).split(b"\\n")
         for line in lines:
-            pids ^= {int(line)}  # told when it starts, and when it has ended
+            pids ^= {int(line)}  # sent when it starts, and when it has ended
 for pid in pids:
     try:
         os.kill(pid, signal.SIGKILL)
@@ -112,7 +112,7 @@ atexit.register(_keeper.stop)  # before any node's, and so run after them
 
 
 class Node:
-    """One server process on a TCP port of its own, with these lines of configuration; it keeps them over a restart."""
+    """One server process on a TCP port of its own, with these lines of configuration, which stay over a restart."""
 
     def __init__(self, *settings: str, sentinel: bool = False) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="rlaas-", dir="/tmp"))
@@ -146,16 +146,16 @@ class Node:
 
     @property
     def up(self) -> bool:
-        """Whether it is there to answer."""
+        """Whether it runs and is not stopped."""
         process = self.process  # which another thread may end meanwhile
         return process is not None and process.poll() is None and not self.hanging
 
     def client(self) -> redis.Redis:
-        """A client that asks this node and no other, and asks once; it is closed with the node."""
+        """Return a client of this node alone, without retries; it is closed with the node."""
         return self._client
 
     def ask(self, *command: str | int | bytes) -> str:
-        """What it says to a command whose answer is text."""
+        """Return the reply to a command as text."""
         return self._client.execute_command(*command).decode()
 
     def replication(self) -> dict[str, str | int]:
@@ -179,7 +179,7 @@ class Node:
         self.wait_until_up()
 
     def wait_until_up(self) -> None:
-        wait_until(self.answers, f"an answer of {self}")
+        wait_until(self.answers, f"a reply of {self}")
 
     def answers(self) -> bool:
         if self.process.poll() is not None:
@@ -190,7 +190,7 @@ class Node:
             return False
 
     def kill(self) -> None:
-        """End it at once, even if it hangs; it may be launched again."""
+        """Kill it, even if it is stopped; it may be launched again."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -199,7 +199,7 @@ class Node:
         self.hanging = False
 
     def hang(self) -> None:
-        """It neither reads nor answers, until `resume()`."""
+        """Stop the process (SIGSTOP) until `resume()`: it accepts connections and does not reply."""
         self.process.send_signal(signal.SIGSTOP)
         self.hanging = True
 
@@ -269,7 +269,7 @@ class Cluster(Deployment):
     """
 
     def __init__(self, masters: int = 3, replicas: int = 3, *settings: str, node_timeout: int = 2000) -> None:
-        """`node_timeout`, in milliseconds, is what it takes to be seen as gone; a failover takes about 1 s more."""
+        """`node_timeout`, in ms, is when a node is seen as failed; a failover takes about 1 s more."""
         self.settings = ("cluster-enabled yes", f"cluster-node-timeout {node_timeout}", *settings)
         self.nodes = []
         with self._or_none():
@@ -283,7 +283,7 @@ class Cluster(Deployment):
             node.ask("CLUSTER", "ADDSLOTS", *range(bounds[n], bounds[n + 1]))
         for n, node in enumerate(self.nodes):
             node.ask("CLUSTER", "SET-CONFIG-EPOCH", n + 1)
-        # Each meets each, as it would take them seconds to hear of one another.
+        # Each meets each, as gossip would take seconds.
         for one, other in combinations(self.nodes, 2):
             one.ask("CLUSTER", "MEET", HOST, other.port)
         wait_until(self._all_know_all, "every node of the cluster knows every other")
@@ -291,11 +291,11 @@ class Cluster(Deployment):
             node.ask("CLUSTER", "REPLICATE", self.id(masters[n % len(masters)]))
         self.wait_until_settled()
 
-    # What the nodes say
+    # State
 
     @property
     def urls(self) -> list[str]:
-        """Of the nodes that are up: seeds for a client."""
+        """The addresses of the nodes that are up: seeds for a client."""
         return [node.url for node in self.up()]
 
     @property
@@ -306,38 +306,38 @@ class Cluster(Deployment):
         return node.ask("CLUSTER", "MYID")
 
     def view(self, node: Node | None = None) -> dict[int, Seen]:
-        """What a node, or any that is up, knows of the others: by port, but for those it has only just met."""
-        told = {}
+        """Return what a node, or any that is up, knows of the others: by port, without those it has only just met."""
+        view = {}
         for line in (node or self.up()[0]).ask("CLUSTER", "NODES").splitlines():
             name, address, flags, _, _, _, _, _, *slots = line.split()
             port = int(address.split("@")[0].rsplit(":", 1)[1])
             bounds = [[int(slot) for slot in part.split("-")] for part in slots if not part.startswith("[")]
             if "handshake" not in flags:
-                told[port] = Seen(name, set(flags.split(",")), [range(ends[0], ends[-1] + 1) for ends in bounds])
-        return told
+                view[port] = Seen(name, set(flags.split(",")), [range(ends[0], ends[-1] + 1) for ends in bounds])
+        return view
 
     def _by_role(self, role: str) -> list[Node]:
         view = self.view()
         return [node for node in self.nodes if node.port in view and role in view[node.port].flags]
 
     def masters(self) -> list[Node]:
-        """Those that are so to the others, up or not; until a failover is over, the one that went is among them."""
+        """Return the masters in the others' view, up or not; until a failover is over, the failed one is among them."""
         return self._by_role("master")
 
     def replicas(self) -> list[Node]:
         return self._by_role("slave")
 
     def owner(self, key: str | bytes | int) -> Node:
-        """The node that serves a key, or a slot, to the others, up or not."""
+        """Return the node that owns a key or a slot in the others' view, up or not."""
         slot = key if isinstance(key, int) else key_slot(key.encode() if isinstance(key, str) else key)
         view = self.view()
         for node in self.nodes:
             if node.port in view and any(slot in slots for slots in view[node.port].slots):
                 return node
-        raise LookupError(f"slot {slot} is nobody's")
+        raise LookupError(f"slot {slot} has no owner")
 
     def scan(self, pattern: str = "*") -> list[bytes]:
-        """The keys on all masters that are up."""
+        """Return the keys on all masters that are up."""
         return [key for node in self.masters() if node.up for key in node.client().scan_iter(pattern, count=1000)]
 
     def flush(self) -> None:
@@ -352,15 +352,15 @@ class Cluster(Deployment):
         return all(ports <= self.view(node).keys() for node in self.up())
 
     def settled(self) -> bool:
-        """Whether those that are up know and agree who serves what, that is every slot, and replicas are in step."""
+        """Return whether the nodes that are up agree on the owner of every slot, and replicas are connected."""
         up = self.up()
         ports = {node.port for node in up}
         try:
             views = [self.view(node) for node in up]
-            minds = [{port: ("master" in view[port].flags, view[port].slots) for port in ports} for view in views]
-            served = sum(len(slots) for _, shares in minds[0].values() for slots in shares)
+            maps = [{port: ("master" in view[port].flags, view[port].slots) for port in ports} for view in views]
+            served = sum(len(slots) for _, shares in maps[0].values() for slots in shares)
             return (
-                all(mind == minds[0] for mind in minds)
+                all(each == maps[0] for each in maps)
                 and served == REDIS_CLUSTER_HASH_SLOTS
                 and all("cluster_state:ok" in node.ask("CLUSTER", "INFO") for node in up)
                 and all(node.replication().get("master_link_status", "up") == "up" for node in up)
@@ -372,19 +372,19 @@ class Cluster(Deployment):
         return wait_until(self.settled, "the cluster has settled", within)
 
     def wait_for_failover(self, within: float = 30) -> float:
-        """Until replicas have taken over from each master that was killed or hangs; the seconds that it took."""
+        """Wait until replicas have taken over from each failed master; return the seconds that it took."""
         return self.wait_until_settled(within)
 
-    # What may happen to it
+    # Changes
 
     def kill_master(self, key: str | bytes | int) -> Node:
-        """The master of a key, or of a slot, is gone."""
+        """Kill the master of a key or a slot."""
         node = self.owner(key)
         node.kill()
         return node
 
     def add_node(self) -> Node:
-        """A further master, which has no slots and is known to all."""
+        """Add a master without slots, known to all."""
         node = Node(*self.settings)
         self.nodes.append(node)
         node.launch()
@@ -396,10 +396,10 @@ class Cluster(Deployment):
 
     @contextmanager
     def moving(self, slot: int, to: Node) -> Iterator[Node]:
-        """A slot is on its way from the node that is given, still with all keys; afterwards it and they have moved.
+        """Migrate a slot: inside the block it is migrating, with all keys at the source; afterwards all have moved.
 
-        Meanwhile a key that is not at the source is asked for at the target (ASK), and a command on several keys
-        is refused while only some are there (TRYAGAIN). `move_keys` moves some.
+        Meanwhile a key that is not at the source is redirected to the target (ASK), and a command on several keys is
+        refused while only some are there (TRYAGAIN). `move_keys` moves some.
         """
         source = self.owner(slot)
         to.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", self.id(source))
@@ -418,16 +418,16 @@ class Cluster(Deployment):
             self._give_slot(node, slot, self.id(to))
 
     def _give_slot(self, node: Node, slot: int, owner: str) -> None:
-        """Tell a node whose a slot is."""
+        """Tell a node the owner of a slot."""
         try:
             node.ask("CLUSTER", "SETSLOT", slot, "NODE", owner)
         except redis.ResponseError as error:
-            # A master that has lost its last slot is a replica from then on, and hears of the rest by itself.
+            # A master without its last slot is a replica from then on, and learns of the rest by gossip.
             if "only with masters" not in str(error):
                 raise
 
     def move_keys(self, keys: Iterable[bytes], source: Node, to: Node) -> None:
-        """Of a slot that is on its way; what is there no longer has expired, and is no error."""
+        """Move keys of a migrating slot; one that has expired is no error."""
         source.client().execute_command("MIGRATE", HOST, to.port, "", 0, 2000, "KEYS", *keys)
 
     def move_slots(self, slots: Iterable[int], to: Node) -> None:
@@ -440,17 +440,17 @@ class Cluster(Deployment):
 
 
 class Sentinels(Deployment):
-    """A master and a replica, watched by three Sentinels, two of which have to agree that the master is gone."""
+    """A master and a replica, watched by three Sentinels, two of which have to agree on a failover."""
 
     name = "mymaster"
 
     def __init__(self, *settings: str, down_after: int = 1000) -> None:
-        """`down_after`, in milliseconds, is what it takes to be seen as gone; `settings` are lines for both servers."""
+        """`down_after`, in ms, is when the master is seen as failed; `settings` are lines for both servers."""
         self.nodes, self.data, self.watchers = [], [], []
         with self._or_none():
             self._start_data(settings)
             self._start_watchers(down_after)
-            wait_until(self.settled, "the Sentinels know what they watch, and each other")
+            wait_until(self.settled, "the Sentinels know the servers and each other")
 
     def _start_data(self, settings: tuple[str, ...]) -> None:
         master = self._add(self.data, *settings)
@@ -467,7 +467,7 @@ class Sentinels(Deployment):
         ]
         ids = {self._add(self.watchers, *watch, sentinel=True): f"{n:040x}" for n in range(1, 4)}
         for node in ids:
-            # As after a restart: it would otherwise take them seconds to hear of one another.
+            # As after a restart: it would otherwise take them seconds to discover one another.
             with node.configuration.open("a") as file:
                 file.write(f"sentinel myid {ids[node]}\n")
                 for other in ids.keys() - {node}:
@@ -482,29 +482,29 @@ class Sentinels(Deployment):
 
     @property
     def sentinels(self) -> list[tuple[str, int]]:
-        """Where they are, as redis-py and django-redis want it."""
+        """Their addresses, as redis-py and django-redis want them."""
         return [(HOST, node.port) for node in self.watchers]
 
     @property
     def url(self) -> str:
-        """What django-redis has as LOCATION."""
+        """The LOCATION for django-redis."""
         return f"redis://{self.name}/0"
 
-    def _told_by(self, watcher: Node) -> Node:
+    def _master_by(self, watcher: Node) -> Node:
         _, port = watcher.client().execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)
         return next(node for node in self.data if node.port == int(port))
 
     def master(self) -> Node:
-        """The one that the Sentinels name, up or not."""
-        return self._told_by(next(node for node in self.watchers if node.up))
+        """Return the master by the Sentinels' word, up or not."""
+        return self._master_by(next(node for node in self.watchers if node.up))
 
     def replica(self) -> Node:
         return next(node for node in self.data if node is not self.master())
 
     def settled(self) -> bool:
-        """Whether the Sentinels name one master, which is up, knows it and is followed, and could agree on its end."""
+        """Return whether the Sentinels name one master, which is up and replicated, and have a quorum."""
         try:
-            named = {self._told_by(node) for node in self.watchers if node.up}
+            named = {self._master_by(node) for node in self.watchers if node.up}
             if len(named) != 1 or not (master := named.pop()).up:
                 return False
             roles = [node.replication() for node in self.data if node.up and node is not master]
@@ -527,5 +527,5 @@ class Sentinels(Deployment):
         return node
 
     def wait_for_failover(self, within: float = 30) -> float:
-        """Until the replica has taken over from a master that was killed or hangs; the seconds that it took."""
+        """Wait until the replica has taken over from a failed master; return the seconds that it took."""
         return wait_until(self.settled, "the Sentinels have a master", within)

@@ -1,10 +1,11 @@
-"""What may go wrong between client and server: replies lost or late, connections cut or refused, nonsense said."""
+"""Faults between client and server: replies lost or late, connections cut or refused, replies that are not RESP."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Coroutine, Iterator
@@ -45,7 +46,7 @@ class Loopback:
         return len(self._served)
 
     def accept(self) -> None:
-        """Take connections, as from the beginning; after `refuse()` on the same port."""
+        """Accept connections, as from the beginning; after `refuse()` on the same port."""
         self._do(self._accept())
 
     def refuse(self) -> None:
@@ -107,7 +108,7 @@ class Loopback:
 
 
 class Garbage(Loopback):
-    """A server that answers whatever it reads with these bytes, and then hangs up if told to, or if they are none."""
+    """A server that replies to whatever it reads with these bytes, and then closes if told to, or if they are none."""
 
     def __init__(self, answer: bytes, *, close: bool = False) -> None:
         self.answer = answer
@@ -123,12 +124,12 @@ class Garbage(Loopback):
 
 
 class Proxy(Loopback):
-    """Stands before the server at a URL, unix:// or redis://, and treats its replies as told.
+    """A proxy before the server at a URL, unix:// or redis://, that passes, drops or delays its replies.
 
-    All pass until it is told otherwise. An order holds from then on, on every connection and for each reply by itself,
-    however many commands a client has under way. A server that is not there looks like one that hangs up at once.
+    All pass at first. `drop` and `delay` hold from then on, on every connection and for each reply by itself, however
+    many commands a client has in flight. A server that is not there looks like one that closes at once.
 
-    After a dropped reply the connection is silent: nothing more is passed on it, neither replies to what is under way
+    After a dropped reply the connection is silent: nothing more is passed on it, neither replies to what is in flight
     nor later commands, until the client closes it or `cut()` does. New connections are not affected.
     """
 
@@ -136,28 +137,28 @@ class Proxy(Loopback):
         self.target = urlsplit(url)
         self.commands = 0  # each EVALSHA that was passed to the server
         self.answered = 0  # each of them whose reply was passed to the client
-        self.dropped = 0  # replies to any command; those that a silent connection swallows afterwards are not counted
+        self.dropped = 0  # replies to any command; those that a silent connection loses afterwards are not counted
         self.pass_all()
         super().__init__()
 
     def pass_all(self) -> None:
-        """Treat replies no longer; connections that are silent stay so."""
+        """Pass every reply from now on; connections that are silent stay so."""
         self.drop(0)
         self.delay(0)
 
     def drop(self, fraction: float = 1, seed: int = 0, *, of: str | None = None, close: bool = False) -> None:
-        """Swallow this fraction of the replies, of those `of` one command if it is named.
+        """Drop this fraction of the replies, or of those to the command `of`.
 
         The connection is silent from then on, or is closed. With a seed, the same order of replies loses the same ones.
         """
         self._drops = (fraction, random.Random(seed), of and of.upper().encode(), close)
 
     def delay(self, seconds: float) -> None:
-        """Hold each reply for so long; as on a long way, not a narrow one: many may be held at once."""
+        """Delay each reply by so many seconds; latency, not bandwidth: many may be held at once."""
         self.seconds = seconds
 
     def drops(self, name: bytes) -> tuple[bool, bool]:
-        """Whether the reply to this command is swallowed, and whether its connection is closed then."""
+        """Return whether the reply to this command is dropped, and whether its connection is closed then."""
         fraction, generator, of, close = self._drops
         dropped = of in (None, name) and generator.random() < fraction
         self.dropped += dropped
@@ -169,24 +170,35 @@ class Proxy(Loopback):
         else:
             server = await asyncio.open_connection(self.target.hostname, self.target.port)
         try:
-            await Passage(self, (reader, writer), server).run()
+            await ProxiedConnection(self, (reader, writer), server).run()
         finally:
             hang_up(server[1])
 
 
-class Passage:
+class TLSProxy(Proxy):
+    """A proxy that speaks TLS with clients and plain RESP with the server: the server of the tests has no TLS."""
+
+    def __init__(self, url: str, context: ssl.SSLContext) -> None:
+        self.context = context
+        super().__init__(url)
+
+    async def _accept(self) -> None:
+        self._listener = await asyncio.start_server(self._connected, HOST, self.port, ssl=self.context)
+
+
+class ProxiedConnection:
     """One connection through a proxy."""
 
     def __init__(self, proxy: Proxy, client, server) -> None:
         self.proxy = proxy
         self.client_reader, self.client_writer = client
         self.server_reader, self.server_writer = server
-        self.under_way: deque[bytes] = deque()  # the names of the commands that await a reply
+        self.in_flight: deque[bytes] = deque()  # the names of the commands that await a reply
         self.held: asyncio.Queue[tuple[float, bytes, bytes] | None] = asyncio.Queue()
         self.silent = False
 
     async def run(self) -> None:
-        """Until the client hangs up, or the server does and what it had said is delivered."""
+        """Run until the client closes, or the server does and its replies are delivered."""
         tasks = [asyncio.create_task(work) for work in (self.commands(), self.deliveries(), self.replies())]
         try:
             await asyncio.wait(tasks[:2], return_when=asyncio.FIRST_COMPLETED)
@@ -201,7 +213,7 @@ class Passage:
                 if self.silent:
                     continue
                 name = command.split(b"\r\n", 3)[2].upper()
-                self.under_way.append(name)
+                self.in_flight.append(name)
                 self.proxy.commands += name == b"EVALSHA"
                 self.server_writer.write(command)
             await self.server_writer.drain()
@@ -212,17 +224,17 @@ class Passage:
             while chunk := await self.server_reader.read(CHUNK):
                 data += chunk
                 for reply in messages(data):
-                    self.treat(reply)
+                    self.handle(reply)
         finally:
             if not self.silent:
                 self.held.put_nowait(None)
 
-    def treat(self, reply: bytes) -> None:
+    def handle(self, reply: bytes) -> None:
         if self.silent:
             return
         name = b""
         if not reply.startswith(b">"):  # a push answers nothing
-            name = self.under_way.popleft()
+            name = self.in_flight.popleft()
             dropped, close = self.proxy.drops(name)
             if dropped:
                 self.silent = True
@@ -250,7 +262,7 @@ def messages(data: bytearray) -> Iterator[bytes]:
 
 
 def end_of_message(data: bytearray) -> int | None:
-    """Where the first RESP message ends; None if some of it is still to come."""
+    """Return where the first RESP message ends; None if some of it is still to come."""
     position, parts = 0, 1
     while parts:
         end = data.find(b"\r\n", position)

@@ -1,4 +1,8 @@
-"""Sites of a few views, asked through Django's WSGI and ASGI handlers; and the one place where refusals are judged."""
+"""Small sites behind Django's WSGI and ASGI handlers, and the one place that says what a refusal looks like.
+
+A *way* is a handler and a kind of view: "wsgi, def" or "asgi, async def". The quick tier goes one way; tests of code
+that the async side has of its own are marked `@both_ways`; the long tier goes all four.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import http_sfv
+import pytest
 from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 
-from rlaas_django import conf
+from tests.internals import conf
 
 OURS = "rlaas_django.middleware.RateLimitMiddleware"
 AUTHENTICATION = [
@@ -28,7 +33,16 @@ AUTHENTICATION = [
 ]
 KINDS = ("def", "async def")
 BOTH_WAYS = ["wsgi, def", "asgi, async def"]
-EVERY_WAY = [f"{handler}, {kind}" for handler, kind in itertools.product(("wsgi", "asgi"), KINDS)]
+
+
+def _ways(*quick: str) -> list[Any]:
+    """Return every way, those that are not named here in the long tier."""
+    every = [f"{handler}, {kind}" for handler, kind in itertools.product(("wsgi", "asgi"), KINDS)]
+    return [way if way in quick else pytest.param(way, marks=pytest.mark.slow) for way in every]
+
+
+EVERY_WAY = _ways("wsgi, def")  # the parameters of the fixture `site`
+both_ways = pytest.mark.parametrize("site", _ways(*BOTH_WAYS), indirect=True)
 OUR_HEADERS = "(x-)?ratelimit|retry-after|cache-control"
 FAMILIES = ("RateLimit", "X-RateLimit")
 PROBLEM_JSON = "application/problem+json"
@@ -40,7 +54,7 @@ def ok(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
 
 
 def as_kind(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A view as it is, or as `async def`."""
+    """Return a view as it is, or as `async def`."""
     if kind == "def":
         return function
 
@@ -52,7 +66,7 @@ def as_kind(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def call(view: Callable[..., Any], request: HttpRequest | None = None, *args: Any, **kwargs: Any) -> Any:
-    """What a view gives, sync or async, without a handler around it."""
+    """Return what a view gives, sync or async, without a handler around it."""
     request = RequestFactory().get("/") if request is None else request
     if iscoroutinefunction(view):
         return asyncio.run(view(request, *args, **kwargs))
@@ -61,7 +75,7 @@ def call(view: Callable[..., Any], request: HttpRequest | None = None, *args: An
 
 @contextlib.contextmanager
 def caller() -> Iterator[Callable[..., Any]]:
-    """`call`, many times in one loop."""
+    """`call`, many times on one event loop."""
     with asyncio.Runner() as runner:
 
         def call_one(view: Callable[..., Any]) -> Any:
@@ -72,7 +86,7 @@ def caller() -> Iterator[Callable[..., Any]]:
 
 
 class AsgiClient(AsyncClient):
-    """Asks from an address of its own; from none, as through a unix socket."""
+    """A client at an address of its own; at none, as behind a unix socket."""
 
     def __init__(self, address: str | None, **options: Any) -> None:
         super().__init__(**options)
@@ -85,8 +99,8 @@ class AsgiClient(AsyncClient):
 class Site:
     """Some views behind a handler: `Site("asgi, async def", settings)`.
 
-    The kind of view is what `view` makes of a function. Requests come from `address`. Every refusal is judged, but for
-    its body where that is the site's own.
+    `view` turns a function into this site's kind of view. Requests come from `address`. Every refusal is checked to be
+    complete, but for its body where `own_body` says that it is the site's own.
     """
 
     def __init__(self, way: str, settings: Any) -> None:
@@ -101,7 +115,7 @@ class Site:
         return as_kind(self.kind, function)
 
     def serve(self, views: Any, middleware: Iterable[str] = ()) -> Any:
-        """One view at /, or views by route."""
+        """Serve one view at /, or views by route."""
         urlconf: Any = types.ModuleType("tests.urlconf")
         routes = views if isinstance(views, Mapping) else {"": views}
         urlconf.urlpatterns = [path(route, view) for route, view in routes.items()]
@@ -110,7 +124,7 @@ class Site:
         return views
 
     def client(self, address: str | None = None) -> Client | AsgiClient:
-        """For one thread or task, with the cookies of who logged in."""
+        """Return a client for one thread or task, with the cookies of the user who logged in."""
         address = address or self.address
         if self.handler == "asgi":
             client: Any = AsgiClient(address, raise_request_exception=self.raises)
@@ -125,30 +139,39 @@ class Site:
         client.force_login(user)
         self.cookies = client.cookies
 
-    def ask(self, method: str, where: str, *args: Any, address: str | None = None, **options: Any) -> Any:
+    def request(self, method: str, where: str = "/", *args: Any, address: str | None = None, **options: Any) -> Any:
         function = getattr(self.client(address), method)
         # Not asyncio.run: so, what Django does in its one thread for sync code is done in this, which has the database.
         response = (async_to_sync(function) if self.handler == "asgi" else function)(where, *args, **options)
-        judge(response, own_body=self.own_body)
+        assert_complete_if_refused(response, own_body=self.own_body)
         return response
 
     def get(self, where: str = "/", **options: Any) -> Any:
-        return self.ask("get", where, **options)
+        return self.request("get", where, **options)
 
     def post(self, where: str = "/", data: Any = None, **options: Any) -> Any:
-        return self.ask("post", where, data or {}, **options)
+        return self.request("post", where, data or {}, **options)
 
     def statuses(self, count: int, where: str = "/", **options: Any) -> list[int]:
         return [self.get(where, **options).status_code for _ in range(count)]
 
 
+def templates(files: Mapping[str, str], *context_processors: str) -> list[dict[str, Any]]:
+    """Return a TEMPLATES setting with these files."""
+    options = {
+        "loaders": [("django.template.loaders.locmem.Loader", files)],
+        "context_processors": [*context_processors],
+    }
+    return [{"BACKEND": "django.template.backends.django.DjangoTemplates", "OPTIONS": options}]
+
+
 def counters(client: Any) -> list[str]:
-    """The keys that algorithms have written; statistics come when they come."""
+    """Return the keys that algorithms have written; statistics may come at any time."""
     return sorted(key.decode() for key in client.keys("rlaas:rate_limit:*"))
 
 
 def own_policy(view: Any) -> str:
-    """The name of a rate that is written on a view: the view's."""
+    """Return the name of the policy that a rate on a view makes: the view's."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{view.__module__}.{view.__qualname__}")
 
 
@@ -158,7 +181,7 @@ class Refusal(NamedTuple):
     retry_after: int | None
     policies: dict[str, tuple[int, int]]  # quota and window
     usage: dict[str, tuple[int, int]]  # remaining and reset
-    violated: list[str] | None  # only JSON tells
+    violated: list[str] | None  # in JSON only
     body: str
 
 
@@ -173,8 +196,11 @@ def assert_refusal(
     own_body: bool = False,
     families: Iterable[str] = FAMILIES,
 ) -> Refusal:
-    """All that a 429 or 503 promises. `policies` are the enforced ones of the request, perhaps with quota and window,
-    left out: those that are listed; `wait` is None where no wait helps, or the seconds to be told."""
+    """Check all that a 429 or 503 promises.
+
+    `policies` are the enforced ones of the request, perhaps with quota and window; left out: those that are listed.
+    `wait` is the seconds of Retry-After; None: there is none, as no wait helps.
+    """
     assert response.status_code == status, response.content
     if policies is None:
         policies = rate_limit_fields(response)[0] if "RateLimit" in families and status == 429 else ["unknown"]
@@ -182,10 +208,9 @@ def assert_refusal(
     assert_clean_headers(response)
     retry_after = _retry_after(response, wait)
     assert "no-store" in response.headers["Cache-Control"]
-    told = _assert_rate_limit_fields(response, policies if status == 429 else (), families)
-    judged = policies != ["unknown"]
+    fields = _assert_rate_limit_fields(response, policies if status == 429 else (), families)
     if own_body:
-        return Refusal(retry_after, *told, None, "")
+        return Refusal(retry_after, *fields, None, "")
     assert response.headers["Cache-Control"] == "no-store"
     assert "accept" in [name.strip().lower() for name in response.headers["Vary"].split(",")]
     found, body = _assert_body(response, status, retry_after)
@@ -193,14 +218,14 @@ def assert_refusal(
         assert _media_type(response) == media_type
     if found is not None:
         assert found
-        assert set(found) <= set(policies) or not judged
+        assert set(found) <= set(policies) or policies == ["unknown"]
         if violated is not None:
             assert found == [*violated]
-    return Refusal(retry_after, *told, found, body)
+    return Refusal(retry_after, *fields, found, body)
 
 
-def judge(response: Any, *, own_body: bool = False) -> None:
-    """Whatever a site answers: if it is a refusal, it is one in every respect."""
+def assert_complete_if_refused(response: Any, *, own_body: bool = False) -> None:
+    """Check a response that is a refusal for all that a refusal promises."""
     if response.status_code in (429, 503):
         assert_refusal(
             response,
@@ -211,8 +236,11 @@ def judge(response: Any, *, own_body: bool = False) -> None:
         )
 
 
+judge = assert_complete_if_refused  # the name in tests/outages.py
+
+
 def assert_clean_headers(response: Any) -> dict[str, str]:
-    """No value has a line break, no header of ours is there twice; those of ours."""
+    """Check that no value has a line break and no header of ours is there twice; return ours."""
     headers = response.headers
     items = headers.multi_items() if hasattr(headers, "multi_items") else headers.items()
     assert not [value for _, value in items if re.search(r"[\r\n\0]", str(value))]
@@ -221,14 +249,14 @@ def assert_clean_headers(response: Any) -> dict[str, str]:
     return dict(ours)
 
 
-def assert_waiting_helps(response: Any, ask: Callable[[], Any], clock: Any) -> None:
-    """Who waits exactly as long as Retry-After says is admitted."""
+def assert_waiting_helps(response: Any, again: Callable[[], Any], clock: Any) -> None:
+    """Check that a client who waits exactly as long as Retry-After says is admitted."""
     clock.tick(int(response.headers["Retry-After"]) * 1000)
-    assert ask().status_code == 200
+    assert again().status_code == 200
 
 
 def rate_limit_fields(response: Any) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[int, int]]]:
-    """(quota, window) and (remaining, reset) by policy, as a parser of structured fields reads them."""
+    """Return (quota, window) and (remaining, reset) by policy, as a parser of structured fields reads them."""
     return _field(response, "RateLimit-Policy", "q", "w"), _field(response, "RateLimit", "r", "t")
 
 
@@ -270,11 +298,11 @@ def _assert_rate_limit_fields(response: Any, policies: Any, families: Iterable[s
         if isinstance(policies, Mapping):
             assert quotas == policies
     if policies and "X-RateLimit" in families:
-        told = [response.headers[name] for name in wanted["X-RateLimit"]]
-        assert all(re.fullmatch(r"0|[1-9][0-9]*", number) for number in told)
+        numbers = [response.headers[name] for name in wanted["X-RateLimit"]]
+        assert all(re.fullmatch(r"0|[1-9][0-9]*", number) for number in numbers)
         if quotas:
-            figures = [(quotas[name][0], *usage[name]) for name in quotas]
-            assert tuple(map(int, told)) in figures  # of the strictest
+            listed = [(quotas[name][0], *usage[name]) for name in quotas]
+            assert tuple(map(int, numbers)) in listed  # the strictest's
     return quotas, usage
 
 
@@ -283,7 +311,7 @@ def _media_type(response: Any) -> str:
 
 
 def _method(response: Any) -> str:
-    """Of the request, as Django's two clients and httpx keep it."""
+    """Return the request's method, as Django's two clients and httpx keep it."""
     request = response.request
     return (request.get("REQUEST_METHOD") or request["method"]) if isinstance(request, dict) else request.method
 
@@ -301,14 +329,14 @@ def _assert_body(response: Any, status: int, retry_after: int | None) -> tuple[l
         assert problem["type"] == f"https://iana.org/assignments/http-problem-types#{kind}"
         assert problem["status"] == status
         assert problem["title"]
-        told, violated = problem["detail"], problem["violated-policies"]
+        shown, violated = problem["detail"], problem["violated-policies"]
     elif _media_type(response) == "text/html":
         assert body.startswith("<!DOCTYPE html>")
         assert "</html>" in body
-        told = re.sub(r"<[^>]*>", "", body)
+        shown = re.sub(r"<[^>]*>", "", body)
     else:
         assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
         assert body.endswith("\n")
-        told = body
-    assert retry_after is None or re.search(rf"\b{retry_after}\b", told)
+        shown = body
+    assert retry_after is None or re.search(rf"\b{retry_after}\b", shown)
     return violated, body

@@ -1,4 +1,4 @@
-"""Runs the tests on each Python and Django to be had, with tox; `make matrix ARGS=...` hands arguments to pytest."""
+"""Runs the tests on each Python and Django available, with tox; `make matrix ARGS=...` hands arguments to pytest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def python_of(environment: str) -> str:
 
 
 def works(python: str, path: str) -> bool:
-    """Whether an interpreter runs; one that is found may still be a shim for nothing."""
+    """Return whether an interpreter runs; one that is found may still be a shim for nothing."""
     try:
         tried = subprocess.run([python, "-c", ""], env={**os.environ, "PATH": path}, capture_output=True)
     except FileNotFoundError:
@@ -42,7 +42,7 @@ def works(python: str, path: str) -> bool:
 
 
 def run(chosen: Sequence[str], path: str, arguments: Sequence[str]) -> dict[str, dict]:
-    """Run tox on these environments, and give what it noted of each."""
+    """Run tox on these environments; return its report on each."""
     with tempfile.TemporaryDirectory() as directory:
         results = Path(directory) / "results.json"
         command = [*TOX, "run", "-e", ",".join(chosen), "--result-json", str(results), "--", *arguments]

@@ -1,13 +1,15 @@
 """Each algorithm again, in a few lines of plain Python that share nothing with the Lua.
 
-A model keeps what it must in the plainest way (lists of stamps, fractions) and answers as an outcome does, times in
+A model keeps what it must in the plainest way (lists of stamps, fractions) and returns what an outcome has, times in
 ms: (allowed, current_count, remaining, retry_after, reset_after). Waits are found by search: the first ms at which the
-same question would be answered with yes.
+same check would be allowed.
 """
 
 from __future__ import annotations
 
+import random
 from bisect import bisect_right
+from collections.abc import Iterator
 from fractions import Fraction
 
 NEVER = float("inf")
@@ -18,13 +20,17 @@ class Model:
         self.limit, self.window = limit, window
         self.capacity = burst or limit
 
-    def ask(self, now: int, cost: int) -> tuple:
-        """As `check`: decide, and charge when allowed."""
+    def check(self, now: int, cost: int) -> tuple:
+        """As the limiter's `check`: decide, and charge when allowed."""
         count = self.count(now)
         if count + cost > self.capacity:
             return False, count, max(0, self.capacity - count), self.wait(now, cost), self.whole(now)
         self.charge(now, cost)
         return True, count, self.capacity - count - cost, 0, self.whole(now)
+
+    def ask(self, now: int, cost: int) -> tuple:
+        """The old name of `check`, for test_local.py."""
+        return self.check(now, cost)
 
     def wait(self, now: int, cost: int) -> float:
         if cost > self.capacity:
@@ -35,7 +41,7 @@ class Model:
         return self.first(now, lambda then: self.count(then) == 0)
 
     def first(self, now: int, holds) -> int:
-        """How long until something holds that, with nobody asking, holds ever after."""
+        """Return how long it is until something holds that, with no further charge, holds ever after."""
         if holds(now):
             return 0
         step = 1
@@ -120,3 +126,22 @@ MODELS = {
     "sliding-window-counter-algo": Counter,
     "token-bucket-algo": Bucket,
 }
+
+
+def random_trace(rng: random.Random, limit: int, window_ms: int, length: int) -> Iterator[tuple[int, int]]:
+    """Yield waits in ms and costs: bursts in one ms, a flow around the rate, idle gaps, costs beyond the limit."""
+    fair = max(1, window_ms // limit)
+    while length > 0:
+        pattern = rng.choice(["burst", "flow", "flow", "rush", "idle", "edge"])
+        run = min(length, rng.randint(1, 12))
+        length -= run
+        for i in range(run):
+            tick = {
+                "burst": 0,
+                "flow": rng.randint(0, 2 * fair),
+                "rush": rng.randint(0, max(1, fair // 4)),
+                "idle": rng.randint(0, 4 * window_ms) if i == 0 else 0,
+                "edge": rng.choice([window_ms - 1, window_ms, window_ms + 1, 1]) if i == 0 else rng.randint(0, 1),
+            }[pattern]
+            cost = rng.choice([1, 1, 1, 1, 2, max(1, limit // 3), limit, limit + 1]) if rng.random() < 0.4 else 1
+            yield tick, cost

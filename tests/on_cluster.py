@@ -1,7 +1,7 @@
 """Runs the tests of the core on a Redis Cluster: `python -m tests.on_cluster`, with pytest's arguments if need be.
 
-A plugin of pytest: it starts a cluster, lets the cache be there, and shows tests that look into Redis the keys
-without their hash tags, as they are on a single server.
+A plugin of pytest: it starts a cluster, puts the cache on it, and shows tests that look into Redis the keys without
+their hash tags, as they are on a single server.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 import redis
 
-CORE = [f"tests/test_{module}.py" for module in ("algorithms", "limiter", "seeds", "concurrency")]
-# What these look at is told by one server only. That a script keeps to its keys' slot is shown by all the others:
-# a cluster refuses any other key.
+CORE = [f"tests/test_{module}.py" for module in ("algorithms", "limiter", "source_documents", "concurrency")]
+# That a script keeps to its keys' slot is shown by all the others: a cluster refuses any other key.
 NOT_HERE = {
-    "test_dead_entries_are_not_passed_again_and_again": "counts the commands of a server, by INFO",
-    "test_wrong_5_the_scripts_touch_only_keys_that_extend_one_they_were_told_of": "watches a server, by MONITOR",
+    "test_expired_entries_are_read_once": "counts the commands of a server of its own, by INFO",
+    "test_wrong_5_the_scripts_touch_only_their_keys_and_extensions_of_them": "watches a server of its own, by MONITOR",
 }
 ALL = redis.RedisCluster.PRIMARIES
 ROOT = Path(__file__).parent.parent
@@ -43,7 +42,7 @@ class Untagged:
         method = getattr(self.client, name)
         return lambda *args, **options: plain(method(*map(tagged, args), **options))
 
-    # redis-py asks one node, unless it is told otherwise.
+    # redis-py sends these to one node by default.
 
     def keys(self, pattern: str = "*") -> list[bytes]:
         return plain(self.client.keys(pattern, target_nodes=ALL))
@@ -77,19 +76,13 @@ def pytest_configure(config: pytest.Config) -> None:
     from django.conf import settings
     from django.test import override_settings
 
-    from rlaas_django import backend
+    from tests import internals
     from tests.deployments import Cluster
 
     cluster = Cluster(node_timeout=5000)  # none is to fail over because the machine is busy
     config.add_cleanup(cluster.stop)
     override_settings(CACHES={**settings.CACHES, "default": entry(cluster.urls)}).enable()
-    raw = backend.client
-
-    def client(alias: str):
-        found = raw(alias)
-        return Untagged(found) if isinstance(found, redis.RedisCluster) else found
-
-    backend.client = client
+    internals.wrap_client = lambda client: Untagged(client) if isinstance(client, redis.RedisCluster) else client
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -99,7 +92,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "pytest", "-q", "-p", "tests.on_cluster", "-p", "no:cacheprovider", *arguments]
+    options = ["-q", "-p", "tests.on_cluster", "-p", "no:cacheprovider", "-m", "not slow"]
+    return [sys.executable, "-m", "pytest", *options, *arguments]
 
 
 if __name__ == "__main__":

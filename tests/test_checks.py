@@ -1,4 +1,4 @@
-"""System checks beyond the plain mistakes of tests/test_conf.py."""
+"""System checks beyond the mistakes of tests/test_conf.py: rules, proxies, and the limits of views."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 from django.core.management import call_command
 from django.http import HttpResponse
 
-from rlaas_django import Policy, checks, rate_limit
+from rlaas_django import Policy, rate_limit
+from tests.internals import check_proxies, check_settings
 
 pytestmark = pytest.mark.usefixtures("no_views")
 
@@ -15,8 +16,8 @@ OURS = "rlaas_django.middleware.RateLimitMiddleware"
 
 
 def found() -> list[tuple[str, str]]:
-    """What the checks say."""
-    return [(message.id.removeprefix("rlaas_django."), message.msg) for message in checks.check_settings()]
+    """Return the ids and messages of the checks."""
+    return [(message.id.removeprefix("rlaas_django."), message.msg) for message in check_settings()]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def found() -> list[tuple[str, str]]:
         ({"path": "/a", "exempt": "yes"}, "has policies, or exempt: True"),
     ],
 )
-def test_a_rule_that_cannot_be(configure, rule, message):
+def test_an_invalid_rule_is_an_error(configure, rule, message):
     configure(POLICIES={"search": {"rate": "5/m"}}, MIDDLEWARE=[rule])
     ((code, text),) = found()
     assert code == "E008"
@@ -71,29 +72,29 @@ def test_a_rule_that_cannot_be(configure, rule, message):
         ({"POLICIES": {"a": {"rate": "5/m", "key": "math.pi"}}}, "E011", "'math.pi' is not a callable"),
     ],
 )
-def test_a_value_that_cannot_or_should_not_be(configure, options, code, message):
+def test_an_invalid_or_dangerous_value_is_reported(configure, options, code, message):
     configure(**options)
     ((seen, text),) = found()
     assert seen == code
     assert message in text
 
 
-def test_proxies_that_are_listed_are_fine(configure):
+def test_listed_proxies_are_accepted(configure):
     configure(TRUSTED_PROXIES=["10.0.0.1", "10.0.0.0/8", "2001:db8::/32", "unix"])
     assert found() == []
 
 
-def test_proxies_that_are_not_set_are_warned_of_before_a_deployment(configure):
-    assert [message.id for message in checks.check_proxies()] == ["rlaas_django.W004"]
+def test_proxies_that_are_not_set_are_a_warning_of_check_deploy(configure):
+    assert [message.id for message in check_proxies()] == ["rlaas_django.W004"]
     configure(TRUSTED_PROXIES=[])
-    assert checks.check_proxies() == []
+    assert check_proxies() == []
 
 
 @pytest.mark.parametrize(
     ("middleware", "warned"),
     [([OURS], False), ([OURS, AUTHENTICATION], True), ([AUTHENTICATION, OURS], False), ([AUTHENTICATION], False)],
 )
-def test_the_middleware_must_come_after_authentication_while_it_counts_by_user(settings, middleware, warned):
+def test_the_middleware_must_come_after_authentication_to_count_by_user(settings, middleware, warned):
     settings.MIDDLEWARE = middleware
     assert ([code for code, _ in found()] == ["W005"]) == warned
 
@@ -104,7 +105,7 @@ def test_the_default_policy_does_not_matter_where_a_rule_matches_everything(sett
     assert found() == []
 
 
-def test_one_policy_name_with_two_definitions():
+def test_a_policy_name_with_two_definitions_is_an_error():
     @rate_limit("5/m", group="shared")
     def one(request):
         return HttpResponse()
@@ -121,7 +122,7 @@ def test_one_policy_name_with_two_definitions():
     assert codes == ["E012"]
 
 
-def test_a_decorator_that_redefines_a_policy_of_the_settings(configure):
+def test_a_decorator_that_redefines_a_policy_of_the_settings_is_an_error(configure):
     configure(POLICIES={"redefined": {"rate": "5/m"}})
 
     @rate_limit(Policy("redefined", "9/m"))
@@ -131,7 +132,7 @@ def test_a_decorator_that_redefines_a_policy_of_the_settings(configure):
     assert [code for code, message in found()] == ["E012"]
 
 
-def test_a_view_limited_by_a_policy_that_does_not_exist(configure):
+def test_a_view_with_an_unknown_policy_is_an_error(configure):
     configure(POLICIES={"search": {"rate": "5/m"}})
 
     @rate_limit("serach")
@@ -140,7 +141,7 @@ def test_a_view_limited_by_a_policy_that_does_not_exist(configure):
 
     ((code, message),) = found()
     assert code == "E013"
-    assert "test_a_view_limited_by_a_policy_that_does_not_exist" in message
+    assert "test_a_view_with_an_unknown_policy_is_an_error" in message
     assert "did you mean 'search'?" in message
 
 

@@ -126,7 +126,7 @@ def commands(cluster: Cluster):
 
 def test_the_core_does_on_a_cluster_what_it_does_on_a_server():
     """Without what takes longest; `python -m tests.on_cluster` runs it all."""
-    core = [f"tests/test_{module}.py" for module in ("limiter", "seeds", "algorithms")]
+    core = [f"tests/test_{module}.py" for module in ("limiter", "source_documents", "algorithms")]
     done = subprocess.run(
         command(*core, "-k", "not two_bytes and not long_traces"), cwd=ROOT, capture_output=True, text=True
     )

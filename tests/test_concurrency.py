@@ -1,72 +1,52 @@
-"""Many at once, in processes, threads and tasks: a limit is a limit."""
+"""Checks at the same time in processes, threads and tasks: a limit is exact.
+
+The quick tier has 4 workers, the long one 16.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import random
-import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from rlaas_django import Policy, acheck, arefund, check, peek, refund
-from rlaas_django.policy import ALGORITHMS, SLIDING_WINDOW, YEAR
 from rlaas_django.testing import frozen_clock
 from tests.conftest import NOW
+from tests.internals import ALGORITHMS, SLIDING_WINDOW, YEAR
+from tests.parallel import WORKERS, in_processes, in_threads
 
-WORKERS = 16
-REQUESTS = 15  # of each worker; all together more than twice the limit
+CHECKS = 15  # of each worker
 TASKS = 3  # of each asynchronous worker
-LIMIT = 100
-# On the server's own clock: within a year's window nothing leaves, refills or meets a boundary during a test.
-RATE = (LIMIT, YEAR)
 
 
-def in_processes(work, count: int = WORKERS) -> list:
-    """What `work(n)` gives in each of so many forked processes, which begin together."""
-    context = multiprocessing.get_context("fork")
-    begin = context.Barrier(count)
-
-    def child(n, pipe):
-        begin.wait(30)
-        pipe.send(work(n))
-
-    readers, processes = [], []
-    for n in range(count):
-        reader, writer = context.Pipe(duplex=False)
-        processes.append(context.Process(target=child, args=(n, writer)))
-        processes[-1].start()
-        writer.close()  # so that a child that dies is an EOFError here
-        readers.append(reader)
-    try:
-        return [reader.recv() for reader in readers]
-    finally:
-        for reader, process in zip(readers, processes, strict=True):
-            process.join()
-            reader.close()
+@pytest.fixture(
+    params=[pytest.param(4, id="4 workers"), pytest.param(WORKERS, marks=pytest.mark.slow, id="16 workers")]
+)
+def workers(request) -> int:
+    return request.param
 
 
-def in_threads(work, count: int = WORKERS) -> list:
-    """As `in_processes`, in threads."""
-    begin = threading.Barrier(count)
-
-    def thread(n):
-        begin.wait(30)
-        return work(n)
-
-    with ThreadPoolExecutor(count) as executor:
-        return list(executor.map(thread, range(count)))
+@pytest.fixture
+def limit(workers) -> int:
+    """Less than half of the checks of all workers."""
+    return workers * CHECKS * 5 // 12
 
 
-def ask(requests, cost: int = 1) -> list:
-    """The decisions on some (identity, policy), one after the other."""
+@pytest.fixture
+def policy(algo, limit) -> Policy:
+    """On the server's own clock: within a year's window nothing expires, refills or meets a boundary during a test."""
+    return Policy("p", (limit, YEAR), algo=algo)
+
+
+def one_by_one(requests, cost: int = 1) -> list:
+    """Return the decisions on some (identity, policy), checked one after the other."""
     return [check(*request, cost=cost) for request in requests]
 
 
-def aask(requests, cost: int = 1) -> list:
-    """The decisions on some (identity, policy), by several tasks of one loop."""
+def in_tasks(requests, cost: int = 1) -> list:
+    """Return the decisions on some (identity, policy), checked by several tasks of one event loop."""
 
     async def some(n):
         return [await acheck(*request, cost=cost) for request in requests[n::TASKS]]
@@ -77,105 +57,104 @@ def aask(requests, cost: int = 1) -> list:
     return [decision for part in asyncio.run(every()) for decision in part]
 
 
-asking = pytest.mark.parametrize("asked", [ask, aask], ids=["sync", "async"])
+sync_and_async = pytest.mark.parametrize("check_all", [one_by_one, in_tasks], ids=["sync", "async"])
 
 
 @pytest.fixture
 def unregistered(client):
-    """The server knows no script, so that registering is part of the race."""
+    """The server has no script, so that loading them is part of the race."""
     client.script_flush()
 
 
-def hammer(asked, policy: Policy, cost: int = 1):
-    """A worker's part of a storm on one key: how many requests it got through."""
-    return lambda n: sum(decision.allowed for decision in asked([("alice", policy)] * REQUESTS, cost))
+def hammer(check_all, policy: Policy, cost: int = 1):
+    """Return a worker's part of a burst on one key: it returns how many checks were allowed."""
+    return lambda n: sum(decision.allowed for decision in check_all([("alice", policy)] * CHECKS, cost))
 
 
-@asking
-def test_processes_admit_the_limit_and_not_one_more(algo, asked, unregistered):
-    policy = Policy("p", RATE, algo=algo)
-    assert sum(in_processes(hammer(asked, policy))) == LIMIT
-    assert peek("alice", policy).current_count == LIMIT
+@sync_and_async
+def test_processes_admit_the_limit_and_not_one_more(policy, limit, check_all, unregistered, workers):
+    assert sum(in_processes(hammer(check_all, policy), workers)) == limit
+    assert peek("alice", policy).current_count == limit
 
 
-@asking
-def test_processes_forked_after_first_use_share_the_count_with_their_parent(algo, asked):
+@sync_and_async
+def test_processes_forked_after_first_use_share_the_count_with_their_parent(policy, limit, check_all, workers):
     """A fork has its parent's sockets; if it used them, replies would reach the wrong process."""
-    policy = Policy("p", RATE, algo=algo)
-    before = hammer(asked, policy)(0)
-    assert before == REQUESTS
-    assert sum(in_processes(hammer(asked, policy))) == LIMIT - before
-    assert not any(decision.allowed for decision in asked([("alice", policy)] * REQUESTS))
+    before = hammer(check_all, policy)(0)
+    assert before == CHECKS
+    assert sum(in_processes(hammer(check_all, policy), workers)) == limit - before
+    assert not any(decision.allowed for decision in check_all([("alice", policy)] * CHECKS))
 
 
-@asking
-def test_threads_admit_the_limit_and_not_one_more(server, algo, asked):
-    policy = Policy("p", RATE, algo=algo)
-    assert sum(in_threads(hammer(asked, policy))) == LIMIT
-    assert peek("alice", policy).current_count == LIMIT
+@sync_and_async
+def test_threads_admit_the_limit_and_not_one_more(server, policy, limit, check_all, workers):
+    assert sum(in_threads(hammer(check_all, policy), workers)) == limit
+    assert peek("alice", policy).current_count == limit
 
 
-@asking
-@pytest.mark.parametrize("turn", range(len(ALGORITHMS)))
-def test_a_request_that_one_policy_refused_is_charged_to_none(asked, turn):
-    """What an identity was charged is the number of allowed requests that named it; three policies on three kinds."""
+@sync_and_async
+@pytest.mark.parametrize("turn", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, len(ALGORITHMS)))])
+def test_a_check_that_one_policy_refuses_is_charged_to_none(check_all, turn):
+    """The charges of an identity are the allowed checks that named it; three policies on three kinds of key."""
     algos = (ALGORITHMS * 2)[turn:]
     policies = [
         Policy(f"by-{key}", (15, YEAR), key=key, algo=algo)
         for key, algo in zip(("user", "ip", "token"), algos, strict=False)
     ]
     # The first of each is the busiest, and so full long before the others.
-    names = [["ann", "bob", "cid", "dee"], [f"192.0.2.{n}" for n in range(4)], ["t1", "t2", "t3", "t4"]]
+    identities = [["ann", "bob", "cid", "dee"], [f"192.0.2.{n}" for n in range(4)], ["t1", "t2", "t3", "t4"]]
 
     def work(n):
         rng = random.Random(f"{turn}-{n}")
         requests = [
             (
-                {policy.key: rng.choices(some, [3, 1, 1, 1])[0] for policy, some in zip(policies, names, strict=True)},
+                {
+                    policy.key: rng.choices(some, [3, 1, 1, 1])[0]
+                    for policy, some in zip(policies, identities, strict=True)
+                },
                 policies,
             )
-            for _ in range(REQUESTS)
+            for _ in range(CHECKS)
         ]
         return [
             (decision.allowed, [(each.policy.name, each.identity, each.allowed) for each in decision.outcomes])
-            for decision in asked(requests)
+            for decision in check_all(requests)
         ]
 
-    told = [each for part in in_processes(work) for each in part]
-    charged = Counter((name, who) for allowed, outcomes in told if allowed for name, who, _ in outcomes)
-    looks = [peek(who, policy).outcomes[0] for policy, some in zip(policies, names, strict=True) for who in some]
-    assert {(look.policy.name, look.identity): look.current_count for look in looks} == charged
+    decisions = [each for part in in_processes(work) for each in part]
+    charged = Counter((name, each) for allowed, outcomes in decisions if allowed for name, each, _ in outcomes)
+    peeks = [peek(each, policy).outcomes[0] for policy, some in zip(policies, identities, strict=True) for each in some]
+    assert {(outcome.policy.name, outcome.identity): outcome.current_count for outcome in peeks} == charged
 
-    # There was something to get wrong: each policy refused requests that another would have passed.
-    mixed = [outcomes for _, outcomes in told if len({passed for _, _, passed in outcomes}) == 2]
-    assert {name for outcomes in mixed for name, _, passed in outcomes if not passed} == {p.name for p in policies}
+    # There was something to get wrong: each policy refused checks that another would have allowed.
+    mixed = [outcomes for _, outcomes in decisions if len({allowed for _, _, allowed in outcomes}) == 2]
+    assert {name for outcomes in mixed for name, _, allowed in outcomes if not allowed} == {p.name for p in policies}
 
 
-@asking
+@sync_and_async
 @pytest.mark.parametrize("cost", [1, 3])
-def test_requests_in_the_same_millisecond_are_entries_of_their_own(client, asked, cost):
+def test_checks_in_the_same_millisecond_are_entries_of_their_own(client, check_all, cost, workers):
     policy, key = Policy("p", (10_000, 60), algo=SLIDING_WINDOW), "rlaas:rate_limit:p/alice"
     with frozen_clock(NOW):
-        admitted = sum(in_processes(hammer(asked, policy, cost)))
-    assert admitted == WORKERS * REQUESTS
+        admitted = sum(in_processes(hammer(check_all, policy, cost), workers))
+    assert admitted == workers * CHECKS
     assert client.zcard(key) == client.zcount(key, NOW, NOW) == admitted * cost
 
 
-@asking
-def test_a_storm_in_one_millisecond_admits_the_limit(algo, asked):
-    policy = Policy("p", (LIMIT, 60), algo=algo)
+@sync_and_async
+def test_a_burst_in_one_millisecond_admits_the_limit(algo, limit, check_all, workers):
+    policy = Policy("p", (limit, 60), algo=algo)
     with frozen_clock(NOW):
-        assert sum(in_processes(hammer(asked, policy))) == LIMIT
-        assert peek("alice", policy).current_count == LIMIT
+        assert sum(in_processes(hammer(check_all, policy), workers)) == limit
+        assert peek("alice", policy).current_count == limit
 
 
 @pytest.mark.parametrize(
-    "give_back", [refund, lambda decision: asyncio.run(arefund(decision))], ids=["refund", "arefund"]
+    "refund_one", [refund, lambda decision: asyncio.run(arefund(decision))], ids=["refund", "arefund"]
 )
-def test_a_decision_is_refunded_once_however_many_ask(algo, give_back):
-    policy = Policy("p", RATE, algo=algo)
+def test_a_decision_is_refunded_once_by_many_threads(policy, refund_one, workers):
     check("alice", policy, cost=10)
     for _ in range(5):
         decision = check("alice", policy)
-        assert sum(in_threads(lambda n, decision=decision: give_back(decision))) == 1
+        assert sum(in_threads(lambda n, decision=decision: refund_one(decision), workers)) == 1
         assert peek("alice", policy).current_count == 10

@@ -1,20 +1,24 @@
+"""RATE_LIMITER: its defaults, and each mistake that it can have."""
+
 from __future__ import annotations
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from rlaas_django import check, checks, conf, peek, policy
+from rlaas_django import Rate, check, peek
+from tests.internals import ALGORITHMS, SLIDING_WINDOW, check_settings, conf
 
 pytestmark = pytest.mark.usefixtures("no_views")
 
 
-def test_without_a_setting_the_documents_defaults_hold():
+def test_without_a_setting_the_defaults_apply(settings):
+    del settings.RATE_LIMITER
     default = conf.config().policy("default")
-    assert (default.rate, default.key) == (policy.Rate(5, 60), "user_or_ip")
-    assert conf.config().algo == policy.SLIDING_WINDOW
+    assert (default.rate, default.key) == (Rate(5, 60), "user_or_ip")
+    assert conf.config().algo == SLIDING_WINDOW
 
 
-def test_the_top_level_describes_the_default_policy(configure):
+def test_the_top_level_is_the_default_policy(configure):
     configure(USE_ALGO="fixed-window-algo", WINDOW_SIZE=10, MAX_REQUESTS=3)
     decision = check("alice")
     assert (decision.policy, decision.limit, decision.remaining) == ("default", 3, 2)
@@ -34,40 +38,40 @@ def test_named_policies_take_the_algorithm_of_the_setting(configure, client):
     assert client.keys() == [b"rlaas:rate_limit:a/alice:log"]
 
 
-def test_an_overridden_setting_holds_at_once_and_only_as_long(settings):
+def test_an_overridden_setting_applies_at_once_and_only_meanwhile(settings):
     for limit in (2, 3):
-        settings.RATE_LIMITER = {"MAX_REQUESTS": limit}
+        settings.RATE_LIMITER = {"TIMEOUT": 20, "MAX_REQUESTS": limit}
         assert peek("alice").limit == limit
-    del settings.RATE_LIMITER
+    settings.RATE_LIMITER = {"TIMEOUT": 20}
     assert peek("alice").limit == 5
 
 
-def test_switching_the_algorithm_under_traffic_needs_no_flush_and_raises_nothing(configure, client):
+def test_the_algorithm_can_change_under_traffic(configure, client):
     for _ in range(3):
-        for algo in policy.ALGORITHMS:
+        for algo in ALGORITHMS:
             configure(USE_ALGO=algo, MAX_REQUESTS=3)
             assert check("alice").allowed
-    for algo in policy.ALGORITHMS:
+    for algo in ALGORITHMS:
         configure(USE_ALGO=algo)
         assert peek("alice").current_count == 3
-    assert len(client.keys()) == len(policy.ALGORITHMS)
+    assert len(client.keys()) == len(ALGORITHMS)
 
 
-def test_switching_the_window_never_misreads_what_was_counted_under_the_other(configure):
-    for algo in policy.ALGORITHMS:
+def test_the_window_can_change_under_traffic(configure):
+    for algo in ALGORITHMS:
         for window in (60, 1800, 60, 7):
             configure(USE_ALGO=algo, MAX_REQUESTS=100, WINDOW_SIZE=window)
             assert check("alice").allowed
 
 
-def test_an_unknown_policy_is_told_with_the_nearest(configure):
+def test_the_error_for_an_unknown_policy_suggests_the_nearest(configure):
     configure(POLICIES={"search": {"rate": "5/m"}})
     with pytest.raises(ImproperlyConfigured, match=r"no policy 'serach'; did you mean 'search'\?"):
         check("alice", "serach")
 
 
 MISTAKES = [
-    ("nonsense", "E001", "RATE_LIMITER should be a dict, not 'nonsense'."),
+    ("5/m", "E001", "RATE_LIMITER should be a dict, not '5/m'."),
     ({"MAX_REQUEST": 5}, "E001", "RATE_LIMITER has no key 'MAX_REQUEST'; did you mean 'MAX_REQUESTS'?"),
     ({5: 5}, "E001", "RATE_LIMITER has no key 5"),
     ({"USE_ALGO": "fixed-windw-algo"}, "E002", "did you mean 'fixed-window-algo'?"),
@@ -93,30 +97,30 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("value", "code", "message"), MISTAKES)
-def test_a_mistake_is_found_by_the_system_check_and_at_the_first_use(settings, value, code, message):
+def test_a_mistake_is_an_error_of_the_system_check_and_of_the_first_use(settings, value, code, message):
     settings.RATE_LIMITER = value
-    (found,) = checks.check_settings()
+    (found,) = check_settings()
     assert found.id == f"rlaas_django.{code}"
     assert message in found.msg
     with pytest.raises(ImproperlyConfigured):
         check("alice")
 
 
-def test_every_mistake_is_told_at_once(settings):
+def test_every_mistake_is_reported_at_once(settings):
     settings.RATE_LIMITER = {"USE_ALGO": "x", "MAX_REQUESTS": 0, "POLICIES": {"a": {"rate": "x"}, "b": {}}}
-    assert [found.id[-4:] for found in checks.check_settings()] == ["E002", "E003", "E004", "E004"]
+    assert [found.id[-4:] for found in check_settings()] == ["E002", "E003", "E004", "E004"]
 
 
 def test_good_settings_pass_the_check(configure):
     configure(POLICIES={"a": {"rate": "999/m"}, "b": {"rate": "9999/m", "algo": "sliding-window-compact-algo"}})
-    assert checks.check_settings() == []
+    assert check_settings() == []
     configure(CACHE="fakeredis")
-    assert checks.check_settings() == []
+    assert check_settings() == []
 
 
-def test_a_long_zset_log_is_warned_of_with_an_estimate(configure):
+def test_a_long_sliding_window_is_a_warning_with_an_estimate_of_memory(configure):
     configure(POLICIES={"a": {"rate": "1000/m"}})
-    (found,) = checks.check_settings()
+    (found,) = check_settings()
     assert found.id == "rlaas_django.W002"
     assert "120,000 MB per million users" in found.msg
     assert "sliding-window-compact-algo" in found.hint
@@ -129,8 +133,8 @@ def test_a_long_zset_log_is_warned_of_with_an_estimate(configure):
         ("django.core.cache.backends.redis.RedisCache", "socket_timeout"),
     ],
 )
-def test_a_cache_without_socket_timeout_is_warned_of(settings, backend, option):
+def test_a_cache_without_socket_timeout_is_a_warning(settings, backend, option):
     settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": "redis://127.0.0.1:1/15"}}
-    (found,) = checks.check_settings()
+    (found,) = check_settings()
     assert found.id == "rlaas_django.W001"
     assert option in found.hint

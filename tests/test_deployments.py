@@ -1,4 +1,4 @@
-"""The helpers that start clusters and make faults do what they say, or tests that use them would show nothing."""
+"""The helpers that start clusters and make faults do what they say, else tests that use them would show nothing."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def client(proxy):
         yield client
 
 
-def once(url: str) -> redis.Redis:
-    """A client that asks once, and waits for no longer than a moment."""
-    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_timeout=0.3)
+def once(url: str, timeout: float = 20) -> redis.Redis:
+    """Return a client without retries. A test that expects a timeout gives a short one."""
+    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_timeout=timeout)
 
 
 def ended(pid: int) -> bool:
-    """A zombie has ended; where its parent is gone too, nobody may be there to bury it."""
+    """Return whether a process has ended; a zombie has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def ended(pid: int) -> bool:
 # Nodes
 
 
-def test_a_node_is_killed_launched_again_on_its_port_and_hangs():
+def test_a_node_can_be_killed_launched_again_on_its_port_and_stopped():
     with Node() as node:
         node.launch()
         assert node.client().ping()
@@ -91,7 +91,7 @@ def test_a_node_is_killed_launched_again_on_its_port_and_hangs():
         node.launch()
         node.hang()
         assert not node.up
-        with once(node.url) as client, pytest.raises(redis.TimeoutError):
+        with once(node.url, 0.3) as client, pytest.raises(redis.TimeoutError):
             client.ping()
         node.resume()
         assert node.client().ping()
@@ -102,7 +102,7 @@ def test_a_node_is_killed_launched_again_on_its_port_and_hangs():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_a_node_ends_with_a_process_that_is_killed_though_not_with_the_thread_that_launched_it():
+def test_a_node_ends_with_its_process_though_not_with_the_thread_that_launched_it():
     program = """
 import threading, time
 from tests.deployments import Node
@@ -116,7 +116,7 @@ time.sleep(60)
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         pid, directory = process.stdout.readline().split()
         process.kill()
-    wait_until(lambda: ended(int(pid)), "the node has ended", within=5)
+    wait_until(lambda: ended(int(pid)), "the node has ended")
     subprocess.run(["rm", "-r", directory], check=True)
 
 
@@ -138,7 +138,7 @@ def test_a_cluster_is_formed_and_each_key_is_at_the_owner_of_its_slot(cluster):
 
 
 @pytest.mark.parametrize("how", ["killed", "hangs"])
-def test_a_replica_takes_over_from_a_master_that_is_gone(cluster, how):
+def test_a_replica_takes_over_from_a_failed_master(cluster, how):
     key, masters = STAYING[0], len(cluster.masters())
     master = cluster.owner(key)
     master.client().set(key, "kept")
@@ -167,11 +167,11 @@ def test_slots_move_to_a_new_node_under_load_and_no_key_is_lost(cluster):
         with RedisCluster.from_url(cluster.url) as client:
             while not stop.is_set():
                 for key in counts:
-                    # redis-py's issue 4015: it cannot ask a node that has no slots yet. The command was not run.
+                    # redis-py's issue 4015: it cannot send to a node that has no slots yet. The command was not run.
                     with suppress(AttributeError):
-                        told, counts[key] = client.incr(key), counts[key] + 1
-                        if told != counts[key]:
-                            wrong.append((key, told, counts[key]))
+                        reply, counts[key] = client.incr(key), counts[key] + 1
+                        if reply != counts[key]:
+                            wrong.append((key, reply, counts[key]))
 
     thread = threading.Thread(target=load)
     thread.start()
@@ -192,7 +192,7 @@ def test_slots_move_to_a_new_node_under_load_and_no_key_is_lost(cluster):
     assert {key: int(cluster.owner(key).client().get(key)) for key in counts} == counts
 
 
-def test_a_slot_on_its_way_is_asked_for_at_both_ends(cluster):
+def test_a_migrating_slot_redirects_with_ask_and_tryagain(cluster):
     source, target = cluster.masters()[:2]
     slot = cluster.view()[source.port].slots[0][0]
     here, there = f"{{{KEYS[slot]}}}here", f"{{{KEYS[slot]}}}there"
@@ -262,10 +262,9 @@ def sha(node) -> str:
 
 
 def test_a_command_whose_reply_is_dropped_has_been_run_once(sha, client, proxy):
-    client.ping()
     proxy.drop(of="evalsha")
-    with pytest.raises(redis.TimeoutError):
-        client.evalsha(sha, 1, "count")
+    with once(proxy.url, 0.3) as impatient, pytest.raises(redis.TimeoutError):
+        impatient.evalsha(sha, 1, "count")
     assert (proxy.commands, proxy.answered, proxy.dropped) == (1, 0, 1)
     proxy.pass_all()
     assert client.evalsha(sha, 1, "count") == 2
@@ -275,10 +274,8 @@ def test_a_command_whose_reply_is_dropped_has_been_run_once(sha, client, proxy):
 def test_a_dropped_reply_may_close_the_connection(node, sha, client, proxy):
     client.ping()
     proxy.drop(close=True)
-    began = time.monotonic()
-    with pytest.raises(redis.ConnectionError):
+    with pytest.raises(redis.ConnectionError):  # and not TimeoutError, after 20 s
         client.evalsha(sha, 1, "count")
-    assert time.monotonic() - began < 0.25
     assert node.client().get("count") == b"1"
 
 
@@ -332,7 +329,7 @@ async def test_delayed_replies_are_held_side_by_side(proxy):
             for n in range(20):
                 pipeline.echo(n)
             assert await pipeline.execute() == [b"%d" % n for n in range(20)]
-        assert 0.2 <= time.monotonic() - began < 1
+        assert 0.2 <= time.monotonic() - began < 20 * 0.2  # as long as one after the other would take
 
 
 def test_connections_are_cut_refused_and_accepted_again(client, proxy):
@@ -353,7 +350,7 @@ def test_connections_are_cut_refused_and_accepted_again(client, proxy):
     assert client.ping()  # the connection that there is stays
 
 
-def test_a_server_that_is_not_there_hangs_up():
+def test_a_proxy_before_a_server_that_is_down_closes_at_once():
     with Node() as gone, Proxy(gone.url) as proxy, once(proxy.url) as client:
         with pytest.raises(redis.ConnectionError):
             client.ping()
@@ -382,7 +379,7 @@ def test_where_a_message_ends(message):
     assert all(end_of_message(bytearray(message[:length])) is None for length in range(len(message)))
 
 
-# Nonsense
+# Replies that are not RESP
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"*1\r\n", b"\xff\x00", b""])
@@ -392,7 +389,7 @@ def test_garbage_is_an_error_to_a_client(answer):
 
 
 @pytest.mark.parametrize("closes", [False, True])
-def test_garbage_says_what_it_was_told(closes):
+def test_garbage_replies_with_its_bytes(closes):
     with Garbage(b":1\r\n", close=closes) as server, socket.create_connection(("127.0.0.1", server.port)) as client:
         for _ in range(1 if closes else 3):
             client.sendall(b"anything")

@@ -1,11 +1,13 @@
-"""Any bytes that a client can send, and any value that a site's function can give, end in a decision or a clean 4xx."""
+"""Any bytes that a client can send, and any value that a site's functions can return, are a decision or a clean 4xx."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -15,28 +17,27 @@ from django.http import HttpResponse
 from django.test import Client, RequestFactory
 from django.test.client import FakePayload
 from django.utils.decorators import sync_and_async_middleware
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from rlaas_django import rate_limit
-from rlaas_django.identity import client_address, encode, identify
-from rlaas_django.log import escaped
-from rlaas_django.policy import Policy
+from rlaas_django import Policy, rate_limit
 from tests.http import (
-    EVERY_WAY,
     OURS,
     AsgiClient,
     Site,
     assert_clean_headers,
     assert_refusal,
+    both_ways,
     counters,
     ok,
     rate_limit_fields,
 )
+from tests.internals import client_address, encode, escape_for_log, identify
 from tests.settings import REDIS
 
 PROXY = "10.0.0.1"
+ROOT = Path(__file__).parent.parent
 PREFIXES = tuple(f"rlaas:{kind}:" for kind in ("rate_limit", "stats", "refused", "refusals", "watch", "override"))
 
 # Bytes
@@ -56,7 +57,7 @@ some_bytes = st.one_of(
 )
 HEADERS = ("Authorization", "X-Forwarded-For", "Forwarded", "Accept", "X-Api-Key")
 
-# What a site's functions give. Whole numbers of more digits than Python writes are below.
+# What a site's functions return. Whole numbers of more digits than Python writes are below.
 
 some_numbers = st.one_of(st.integers(-2, 9), st.integers(), st.sampled_from([2**53, 10**30, 10**4000, -(10**4000)]))
 anything = st.one_of(
@@ -86,7 +87,7 @@ some_names = st.one_of(
 
 
 class Example(NamedTuple):
-    """A request, and the site that it meets."""
+    """A request, and what the site's functions return for it."""
 
     path: bytes
     query: bytes
@@ -113,8 +114,8 @@ current: Example
 
 
 @sync_and_async_middleware
-def somebody(get_response):
-    """Logs in whom the example names."""
+def log_in_the_user(get_response):
+    """Log in the user of the example."""
 
     def log_in(request):
         user = SimpleNamespace(pk=current.user, is_authenticated=current.user is not None)
@@ -152,17 +153,16 @@ own_limit = rate_limit(
 
 
 @pytest.fixture
-def site(settings, configure):
-    """Every kind of key in a rule, and functions for rate, key and cost on the view."""
+def serve(settings, configure):
+    """Serve a site with every kind of key in a rule, and functions for rate, key and cost on the view."""
     configure(POLICIES=POLICIES, MIDDLEWARE=[{"policies": [*POLICIES]}], TRUSTED_PROXIES=["10.0.0.0/8"])
 
-    def serve(way):
+    def serve_one(way):
         site = Site(way, settings)
         view = own_limit(site.view(ok))
-        site.serve({"": view, "<path:rest>": view}, middleware=["tests.test_fuzz.somebody", OURS])
-        return site
+        site.serve({"": view, "<path:rest>": view}, middleware=["tests.test_fuzz.log_in_the_user", OURS])
 
-    return serve
+    return serve_one
 
 
 def assert_clean(response: Any) -> None:
@@ -186,16 +186,11 @@ def assert_clean_keys(client: Any) -> None:
         assert ttl != -1, key
 
 
-def thousands(count: int):
-    """A slow example is no failure on a busy machine."""
-    return profile(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_request_through_wsgi(serve, client, scale):
+    serve("wsgi, def")
+    sender = Client()
 
-
-def test_any_request_through_wsgi(site, client):
-    site("wsgi, def")
-    asking = Client()
-
-    @thousands(1000)
+    @profile(max_examples=scale(1000))
     @given(examples)
     def any_request(example):
         global current
@@ -212,17 +207,17 @@ def test_any_request_through_wsgi(site, client):
         for name, value in example.headers.items():
             environ["HTTP_" + name.upper().replace("-", "_")] = value.decode("latin-1")
         for _ in range(2):
-            assert_clean(asking.request(**environ, **{"wsgi.input": FakePayload(example.body)}))
+            assert_clean(sender.request(**environ, **{"wsgi.input": FakePayload(example.body)}))
         assert_clean_keys(client)
 
     any_request()
 
 
-def test_any_request_through_asgi(site, client):
-    site("asgi, async def")
-    asking = AsgiClient(PROXY)
+def test_any_request_through_asgi(serve, client, scale):
+    serve("asgi, async def")
+    sender = AsgiClient(PROXY)
 
-    @thousands(600)
+    @profile(max_examples=scale(600))
     @given(examples)
     def any_request(example):
         global current
@@ -237,7 +232,7 @@ def test_any_request_through_asgi(site, client):
             "method": "POST" if example.body else "GET",
         }
         for _ in range(2):
-            request = asking.request(**scope, headers=[*headers], _body_file=FakePayload(example.body))
+            request = sender.request(**scope, headers=[*headers], _body_file=FakePayload(example.body))
             assert_clean(runner.run(request))
         assert_clean_keys(client)
 
@@ -245,37 +240,47 @@ def test_any_request_through_asgi(site, client):
         any_request()
 
 
-@thousands(2000)
-@given(st.dictionaries(st.sampled_from(["HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED", "REMOTE_ADDR"]), some_bytes))
-def test_any_address_is_an_address_or_unknown(headers):
-    """And no header of a client's, when there is no proxy, makes it another's."""
-    request = RequestFactory().get("/", **{name: value.decode("latin-1") for name, value in headers.items()})
-    assert encode(client_address(request)).isascii()
-    request.META["REMOTE_ADDR"] = "203.0.113.77"
-    assert client_address(request) == "203.0.113.77"
+def test_any_address_is_an_address_or_unknown(scale):
+    """And no header of a client's, when there is no proxy, changes its address."""
+
+    @profile(max_examples=scale(2000))
+    @given(st.dictionaries(st.sampled_from(["HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED", "REMOTE_ADDR"]), some_bytes))
+    def any_address(headers):
+        request = RequestFactory().get("/", **{name: value.decode("latin-1") for name, value in headers.items()})
+        assert encode(client_address(request)).isascii()
+        request.META["REMOTE_ADDR"] = "203.0.113.77"
+        assert client_address(request) == "203.0.113.77"
+
+    any_address()
 
 
-@thousands(1500)
-@given(some_names, st.sampled_from(["user", "ip", "token", "header:X", "get:q", "post:q", len]))
-def test_any_name_is_an_identity_of_bounded_length(name, key):
-    identity = identify({"user": name, "ip": "203.0.113.9", key: name}, Policy("p", "5/m", key=key))
-    assert identity.isascii()
-    assert identity.isprintable()
-    assert len(identity) <= 150
-    assert not set(identity) & set(":/{} ")
+def test_any_value_is_an_identity_of_bounded_length(scale):
+    @profile(max_examples=scale(1500))
+    @given(some_names, st.sampled_from(["user", "ip", "token", "header:X", "get:q", "post:q", len]))
+    def any_name(name, key):
+        identity = identify({"user": name, "ip": "203.0.113.9", key: name}, Policy("p", "5/m", key=key))
+        assert identity.isascii()
+        assert identity.isprintable()
+        assert len(identity) <= 150
+        assert not set(identity) & set(":/{} ")
+
+    any_name()
 
 
-@thousands(1000)
-@given(st.text())
-def test_any_text_is_a_line_of_a_log(text):
-    assert escaped(text).isascii()
-    assert escaped(text).isprintable()
+def test_any_text_is_one_printable_line_of_the_log(scale):
+    @profile(max_examples=scale(1000))
+    @given(st.text())
+    def any_text(text):
+        assert escape_for_log(text).isascii()
+        assert escape_for_log(text).isprintable()
+
+    any_text()
 
 
-# What Django itself refuses to read
+# Forms that Django itself rejects
 
 
-@pytest.mark.parametrize("way", EVERY_WAY)
+@both_ways
 @pytest.mark.parametrize("middleware", [[], [OURS]])
 @pytest.mark.parametrize(
     ("where", "body", "content_type"),
@@ -283,28 +288,25 @@ def test_any_text_is_a_line_of_a_log(text):
         ("/?" + "&".join(f"n{n}" for n in range(2000)), b"x=1", "application/x-www-form-urlencoded"),
         ("/", b"x" * 3_000_000, "application/x-www-form-urlencoded"),
         ("/", b"&".join(b"n%d=1" % n for n in range(2000)), "application/x-www-form-urlencoded"),
-        ("/", b"nonsense", "multipart/form-data"),
-        ("/", b"nonsense", "multipart/form-data; boundary=" + "x" * 300),
+        ("/", b"garbage", "multipart/form-data"),
+        ("/", b"garbage", "multipart/form-data; boundary=" + "x" * 300),
     ],
     ids=["fields in the query", "bytes", "fields", "no boundary", "a long boundary"],
 )
-def test_a_form_that_django_does_not_read_is_a_clean_400(
-    settings, configure, way, middleware, where, body, content_type
-):
+def test_a_form_that_django_rejects_is_a_400(site, configure, middleware, where, body, content_type):
     configure(
         POLICIES={"get": {"rate": "9/m", "key": "get:q"}, "post": {"rate": "9/m", "key": "post:q"}},
         MIDDLEWARE=[{"policies": ["get", "post"]}],
     )
-    site = Site(way, settings)
     site.serve(rate_limit("get", "post")(site.view(ok)), middleware=middleware)
     assert site.post(where, body, content_type=content_type).status_code in (400, 413)
 
 
-# Whole numbers of more digits than Python is willing to write
+# Whole numbers of more digits than Python writes
 
 
 @pytest.mark.parametrize("key", [10**5000, -(10**5000)], ids=["plus", "minus"])
-def test_a_key_of_5000_digits_is_no_error(settings, client, key):
+def test_a_key_of_5000_digits_is_counted(settings, client, key):
     site = Site("wsgi, def", settings)
     site.serve(rate_limit("1/m", key=lambda request: key)(ok))
     assert site.statuses(2) == [200, 429]
@@ -317,7 +319,7 @@ def test_a_key_of_5000_digits_is_no_error(settings, client, key):
     [10**5000, (10**5000, 60), (5, 10**5000), "1" * 5000 + "/m"],
     ids=["number", "limit", "window", "text"],
 )
-def test_a_rate_of_5000_digits_is_the_default_s(settings, rate):
+def test_a_rate_of_5000_digits_is_replaced_by_the_default(settings, rate):
     site = Site("wsgi, def", settings)
     site.serve(rate_limit(lambda request: rate, key="ip")(ok))
     assert site.statuses(6) == [200] * 5 + [429]
@@ -331,8 +333,8 @@ from rlaas_django import check
 decision = check("alice", cost=10**5000)
 print(decision.allowed, decision.retry_after)
 """
-    environ = {"DJANGO_SETTINGS_MODULE": "tests.settings", "RLAAS_TEST_REDIS": REDIS}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ)
+    environ = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "RLAAS_TEST_REDIS": REDIS}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ, cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "False inf\n"), done.stderr
 
 

@@ -1,4 +1,4 @@
-"""Gates one upon another, and what async code has to leave alone."""
+"""Limits around one request: several of them, and the parts of a request that async code must not touch."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ async def aok(request):
     return HttpResponse("ok")
 
 
-def test_two_rates_one_upon_another_are_two_limits(clock):
+def test_two_stacked_rates_are_two_limits(clock):
     view = rate_limit("100/h", key="ip")(rate_limit("2/m", key="ip")(ok))
     assert [view(RequestFactory().get("/")).status_code for _ in range(3)] == [200, 200, 429]
 
 
-def test_a_rate_per_method_counts_each_method_alone(clock):
+def test_a_rate_for_each_method_has_a_counter_for_each_method(clock):
     view = rate_limit("50/m", key="ip", method="GET")(rate_limit("3/m", key="ip", method="POST")(ok))
     assert [view(RequestFactory().get("/")).status_code for _ in range(5)] == [200] * 5
     assert [view(RequestFactory().post("/")).status_code for _ in range(4)] == [200] * 3 + [429]
 
 
-def test_each_of_two_equal_limits_keeps_its_own_conditions(clock):
+def test_two_equal_stacked_rates_keep_their_own_options(clock):
     view = rate_limit("2/m", key="ip")(rate_limit("2/m", key="ip", charge_when=lambda response: False)(ok))
     responses = [view(RequestFactory().get("/")) for _ in range(3)]
     assert [response.status_code for response in responses] == [200, 200, 429]
     assert responses[1].headers["RateLimit"].count("r=2") == 1  # the inner one charged nothing
 
 
-def test_a_group_is_one_counter_also_one_upon_another(clock):
+def test_stacked_limits_of_one_group_share_a_counter(clock):
     view = rate_limit("5/m", key="ip", group="g")(rate_limit("5/m", key="ip", group="g")(ok))
     assert view(RequestFactory().get("/")).headers["X-RateLimit-Remaining"] == "4"
 
@@ -46,7 +46,7 @@ def test_a_group_is_one_counter_also_one_upon_another(clock):
 @pytest.mark.parametrize(
     "limit", [rate_limit(lambda request: None), rate_limit("5/m", method="POST"), rate_limit("5/m", block=False)]
 )
-async def test_every_view_finds_a_decision(limit):
+async def test_every_view_finds_a_decision_on_the_request(limit):
     seen = []
 
     def look(request):
@@ -61,7 +61,7 @@ async def test_every_view_finds_a_decision(limit):
     assert [isinstance(each, Decision) and each.allowed for each in seen] == [True, True]
 
 
-def test_an_exempt_path_finds_a_decision_and_gets_no_headers(configure):
+def test_an_exempt_path_has_a_decision_and_no_headers(configure):
     configure(MIDDLEWARE=[{"path": "/", "exempt": True}])
     request = RequestFactory().get("/")
     response = RateLimitMiddleware(ok)(request)
@@ -69,8 +69,8 @@ def test_an_exempt_path_finds_a_decision_and_gets_no_headers(configure):
     assert not [name for name in response.headers if "RateLimit" in name]
 
 
-async def test_a_user_that_somebody_set_is_left_alone():
-    """By a token's middleware, say; the session's would be another."""
+async def test_a_user_set_by_another_middleware_is_kept():
+    """By a middleware for tokens, say; the session's user is another."""
     request = AsyncRequestFactory().get("/")
     request.user = User(pk=7)
 
@@ -83,9 +83,9 @@ async def test_a_user_that_somebody_set_is_left_alone():
     assert request.rate_limit.outcomes[0].identity == "7"
 
 
-async def test_a_user_still_to_be_found_out_is_asked_for_natively():
+async def test_a_lazy_user_is_loaded_with_auser():
     request = AsyncRequestFactory().get("/")
-    request.user = SimpleLazyObject(lambda: pytest.fail("through the database, on the loop"))
+    request.user = SimpleLazyObject(lambda: pytest.fail("loaded with sync code on the event loop"))
 
     async def session_user():
         return User(pk=7)
@@ -95,7 +95,7 @@ async def test_a_user_still_to_be_found_out_is_asked_for_natively():
     assert request.rate_limit.outcomes[0].identity == "7"
 
 
-def from_the_database(request):
+def rate_from_the_database(request):
     return "5/m" if User.objects.count() >= 0 else None
 
 
@@ -103,35 +103,35 @@ def from_the_database(request):
 @pytest.mark.parametrize(
     "limit",
     [
-        rate_limit(from_the_database, key="ip"),
+        rate_limit(rate_from_the_database, key="ip"),
         rate_limit("5/m", key=lambda request: f"of {User.objects.count()}"),
         rate_limit("5/m", cost=lambda request: 1 + User.objects.count(), key="ip"),
     ],
 )
-async def test_functions_of_the_site_may_ask_the_database_in_async_views_too(limit):
+async def test_functions_of_an_async_view_s_limit_may_use_the_database(limit):
     request = AsyncRequestFactory().get("/")
     assert (await limit(aok)(request)).status_code == 200
     assert request.rate_limit.remaining == 4
 
 
-async def test_a_function_that_raises_stopiteration_ends_the_request():
+async def test_a_key_function_that_raises_stopiteration_does_not_hang_the_request():
     with pytest.raises(RuntimeError):
         await rate_limit("5/m", key=lambda request: next(iter(())))(aok)(AsyncRequestFactory().get("/"))
 
 
-def test_a_user_without_a_key_counts_by_address():
+def test_an_unsaved_user_counts_by_address():
     request = RequestFactory().get("/")
     request.user = User(username="unsaved")
     rate_limit("5/m", key="user")(ok)(request)
     assert request.rate_limit.outcomes[0].identity == "ip=127.0.0.1"
 
 
-def test_retry_after_goes_with_429_and_503_only(clock):
+def test_retry_after_is_for_429_and_503_only(clock):
     view = rate_limit("1/m", key="ip", response=lambda request, decision: HttpResponse("later", status=200))(ok)
     view(RequestFactory().get("/"))
     assert "Retry-After" not in view(RequestFactory().get("/")).headers
 
 
-def test_an_async_cost_is_refused_when_it_is_written():
+def test_an_async_cost_is_an_error_at_import():
     with pytest.raises(PolicyError, match="async function"):
         rate_limit("5/m", cost=aok)

@@ -1,14 +1,25 @@
+"""Identities: how they are encoded in keys, and which one a request has under each kind of key."""
+
 from __future__ import annotations
 
+import ipaddress
+import json
 import uuid
+from types import SimpleNamespace
 
 import pytest
+from django.test import RequestFactory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlaas_django import Policy, check
-from rlaas_django.identity import encode, identify, redis_key
-from rlaas_django.policy import ALGORITHMS
+from rlaas_django import Policy, check, rate_limit
+from tests.http import assert_refusal, both_ways, counters, ok
+from tests.internals import ALGORITHMS, encode, identify, redis_key, run_background_jobs
+
+ADDRESS = "203.0.113.9"
+
+
+# In a key
 
 
 def key(identity, policy=None, algo="sliding-window-algo"):
@@ -37,7 +48,7 @@ def test_an_identity_is_encoded(identity, expected):
     assert key(identity) == f"rlaas:rate_limit:{expected}"
 
 
-def test_a_long_identity_is_hashed_and_nobody_can_be_called_the_hash():
+def test_a_long_identity_is_hashed_and_no_identity_encodes_to_a_hash():
     hashed = encode("x" * 129)
     assert hashed.startswith("blake2=")
     assert len(hashed) == len("blake2=") + 32
@@ -45,7 +56,7 @@ def test_a_long_identity_is_hashed_and_nobody_can_be_called_the_hash():
 
 
 @given(st.text(), st.text())
-def test_two_identities_never_share_an_encoding_nor_leave_their_place(one, other):
+def test_two_identities_never_share_an_encoding_nor_have_a_separator_of_keys(one, other):
     assert (encode(one) == encode(other)) == (one == other)
     assert len(encode(one)) <= 128
     assert encode(one).isascii()
@@ -53,15 +64,15 @@ def test_two_identities_never_share_an_encoding_nor_leave_their_place(one, other
 
 
 @given(st.text(min_size=1), st.text(min_size=1), st.sampled_from(ALGORITHMS), st.sampled_from(ALGORITHMS))
-def test_no_user_reaches_another_users_key_nor_a_policys(one, other, algo, other_algo):
-    """Whatever the fixed window's index, which the script appends."""
+def test_no_user_has_another_user_s_key_nor_a_policy_s(one, other, algo, other_algo):
+    """Not even with the index of the fixed window, which the script appends."""
     keys = {key(one, algo=algo), key(one, algo=algo) + ":28333335"}
     if one != other:
         assert keys.isdisjoint({key(other, algo=other_algo), key(other, algo=other_algo) + ":28333335"})
     assert keys.isdisjoint({key(other, Policy("search", "5/m"), other_algo)})
 
 
-def test_user_search_is_not_policy_search():
+def test_a_user_named_search_is_not_the_policy_named_search():
     assert key("search", algo="fixed-window-algo") == "rlaas:rate_limit:search"
     assert key("alice", Policy("search", "5/m")) == "rlaas:rate_limit:search/alice"
 
@@ -84,12 +95,12 @@ def test_a_key_is_never_longer_than_300_bytes():
         (lambda request: "x", "key=203.0.113.9"),
     ],
 )
-def test_text_stands_for_the_kind_of_the_policys_key(kind, expected):
+def test_text_is_an_identity_of_the_kind_of_the_policy_s_key(kind, expected):
     assert identify("203.0.113.9", Policy("p", "5/m", key=kind)) == expected
 
 
 @pytest.mark.parametrize("kind", ["token", "header:X-Api-Key"])
-def test_a_credential_is_only_ever_a_keyed_digest(kind, settings):
+def test_a_credential_is_stored_as_a_keyed_digest(kind, settings):
     policy = Policy("p", "5/m", key=kind)
     first = identify("secret", policy)
     assert first.partition("=")[0] == kind.partition(":")[0]
@@ -99,27 +110,27 @@ def test_a_credential_is_only_ever_a_keyed_digest(kind, settings):
     assert identify("secret", policy) != first
 
 
-def test_a_mapping_gives_a_name_per_kind(client):
+def test_a_mapping_has_an_identity_for_each_kind(client):
     policies = [Policy("a", "5/m", key="user"), Policy("b", "5/m", key="ip"), Policy("c", "5/m", key="get:q")]
     decision = check({"user": 42, "ip": "203.0.113.9", "get:q": "x"}, policies)
     assert [outcome.identity for outcome in decision.outcomes] == ["42", "ip=203.0.113.9", "get=x"]
 
 
 @pytest.mark.parametrize("kind", ["user", "user_or_ip"])
-def test_who_has_no_user_counts_by_address(kind):
+def test_without_a_user_the_address_counts(kind):
     policy = Policy("p", "5/m", key=kind)
     assert identify({"user": None, "ip": "203.0.113.9"}, policy) == "ip=203.0.113.9"
     assert identify({"user": "42", "ip": "203.0.113.9"}, policy) == "42"
 
 
 @pytest.mark.parametrize("identity", ["", None, {}, {"ip": ""}, {"user": ""}, True, 4.2, b"alice", ["alice"]])
-def test_no_identity_is_an_error_and_never_a_shared_counter(identity, client):
+def test_an_empty_identity_is_an_error_and_never_a_shared_counter(identity, client):
     with pytest.raises((ValueError, TypeError)):
         check(identity)
     assert client.dbsize() == 0
 
 
-def test_a_missing_kind_is_told_with_the_policy():
+def test_the_error_for_a_missing_kind_names_the_policy():
     with pytest.raises(ValueError, match="Policy 'p' counts by 'ip'"):
         check({"user": "42"}, Policy("p", "5/m", key="ip"))
 
@@ -136,10 +147,148 @@ def test_a_missing_kind_is_told_with_the_policy():
         ("unix:", "ip=unix%3A"),
     ],
 )
-def test_addresses_fold(address, expected):
+def test_an_address_is_normalised(address, expected):
     assert identify(address, Policy("p", "5/m", key="ip")) == expected
 
 
-def test_the_network_that_counts_as_one_address_can_be_set(configure):
-    configure(IPV6_PREFIX=56)
-    assert identify("2001:db8:0:ff::1", Policy("p", "5/m", key="ip")) == "ip=2001%3Adb8%3A%3A%2F56"
+@pytest.mark.parametrize(("prefix", "networks"), [(48, 1), (56, 1), (60, 2), (64, 20), (128, 20)])
+def test_the_setting_ipv6_prefix_is_the_network_that_counts_as_one_address(configure, prefix, networks):
+    configure(IPV6_PREFIX=prefix)
+    policy = Policy("p", "5/m", key="ip")
+    assert len({identify(f"2001:db8:0:{n:x}::1", policy) for n in range(20)}) == networks
+
+
+def test_every_address_of_a_64_is_one_identity(scale):
+    policy, count = Policy("p", "5/m", key="ip"), scale(1 << 16)
+    first = int(ipaddress.ip_address("2001:db8:0:1::"))
+    identities = {identify(str(ipaddress.ip_address(first + n * ((1 << 64) // count))), policy) for n in range(count)}
+    assert identities == {"ip=2001%3Adb8%3A0%3A1%3A%3A%2F64"}
+
+
+# Of a request
+
+
+def identity_of(key, method="get", data=None, user=None, **options) -> str:
+    """Return the identity that a request is counted by under this key."""
+    request = getattr(RequestFactory(), method)("/", data, REMOTE_ADDR=ADDRESS, **options)
+    if user is not None:
+        request.user = SimpleNamespace(pk=user, is_authenticated=True)
+    rate_limit("1000/m", key=key)(ok)(request)
+    return request.rate_limit.outcomes[0].identity
+
+
+def tenant(request):
+    return request.headers.get("X-Tenant")
+
+
+@pytest.mark.parametrize(
+    ("key", "options", "identity"),
+    [
+        ("ip", {}, f"ip={ADDRESS}"),
+        ("user", {"user": 41}, "41"),
+        ("user_or_ip", {"user": 41}, "41"),
+        ("get:q", {"data": {"q": "shoes"}}, "get=shoes"),
+        ("post:name", {"method": "post", "data": {"name": "ann"}}, "post=ann"),
+        ("global", {}, "global"),
+        (tenant, {"headers": {"X-Tenant": "acme"}}, "key=acme"),
+        ("tests.test_identity.tenant", {"headers": {"X-Tenant": "acme"}}, "key=acme"),
+    ],
+)
+def test_each_kind_of_key_reads_its_part_of_the_request(key, options, identity):
+    assert identity_of(key, **options) == identity
+
+
+@pytest.mark.parametrize(
+    ("key", "options"),
+    [
+        ("token", {}),
+        ("token", {"headers": {"Authorization": ""}}),
+        ("token", {"headers": {"Authorization": "  "}}),
+        ("header:X-Api-Key", {}),
+        ("header:X-Api-Key", {"headers": {"X-Api-Key": ""}}),
+        ("get:q", {}),
+        ("get:q", {"data": {"q": ""}}),
+        ("get:q", {"data": {"other": "x"}}),
+        ("post:q", {}),
+        ("post:q", {"method": "post", "data": {"other": "x"}}),
+        ("user", {}),
+        ("user_or_ip", {}),
+        (lambda request: None, {}),
+        (lambda request: "", {}),
+        ("tests.test_identity.tenant", {}),
+    ],
+)
+def test_a_request_without_what_the_key_reads_counts_by_address(key, options):
+    assert identity_of(key, **options) == f"ip={ADDRESS}"
+
+
+@pytest.mark.parametrize(
+    ("value", "identity"),
+    [
+        ("acme", "key=acme"),
+        (42, "key=42"),
+        (0, "key=0"),
+        (uuid.UUID(int=7), "key=00000000-0000-0000-0000-000000000007"),
+        ("a:b/c=d", "key=a%3Ab%2Fc%3Dd"),
+        ("ip=203.0.113.9", "key=ip%3D203.0.113.9"),
+    ],
+)
+def test_a_key_function_s_value_is_the_identity(value, identity):
+    assert identity_of(lambda request: value) == identity
+
+
+@pytest.mark.parametrize("value", [True, 4.2, b"acme", ["acme"], {}, object()], ids=lambda value: type(value).__name__)
+def test_a_key_function_s_value_that_is_no_identity_is_logged_and_the_address_counts(configure, caplog, value):
+    configure(LOG_LINES_PER_SECOND=1000)
+    assert identity_of(lambda request: value) == f"ip={ADDRESS}"
+    assert "no identity" in caplog.text
+
+
+@both_ways
+def test_a_key_function_that_raises_is_the_site_s_error(site):
+    """Also a KeyError: it is not taken for a missing value."""
+    site.serve(rate_limit("1000/m", key=lambda request: request.META["NOT_THERE"])(site.view(ok)))
+    with pytest.raises(KeyError):
+        site.get()
+
+
+# Credentials
+
+
+SECRET = "s3cr3t-t0ken-of-ann"
+
+
+@pytest.mark.parametrize(
+    ("key", "headers"),
+    [
+        ("token", {"Authorization": f"Bearer {SECRET}"}),
+        ("token", {"Authorization": f"Token {SECRET}"}),
+        ("token", {"Authorization": SECRET}),
+        ("header:X-Api-Key", {"X-Api-Key": SECRET}),
+        ("header:x-api-key", {"X-Api-Key": SECRET}),
+    ],
+)
+def test_a_credential_is_neither_stored_nor_sent_nor_logged_in_clear(site, configure, caplog, client, key, headers):
+    configure(LOG_LINES_PER_SECOND=1000)
+    caplog.set_level("DEBUG", logger="rlaas_django")
+    site.serve(rate_limit("1/m", key=key, group="g")(site.view(ok)))
+    responses = [site.get(headers=headers) for _ in range(2)]
+    assert_refusal(responses[1], policies=["g"])
+    run_background_jobs(20)
+    stored = b"".join(client.dump(each) + each for each in client.keys())
+    sent = json.dumps([dict(response.headers) for response in responses]) + str([r.content for r in responses])
+    (counter,) = counters(client)
+    assert SECRET.encode() not in stored
+    assert SECRET not in sent + caplog.text
+    assert len(counter.rpartition("=")[2]) == 32
+
+
+def test_the_scheme_is_not_part_of_a_token():
+    spellings = (f"Bearer {SECRET}", f"bearer   {SECRET} ", SECRET)
+    assert len({identity_of("token", headers={"Authorization": each}) for each in spellings}) == 1
+
+
+def test_a_token_that_looks_like_an_address_is_not_that_address():
+    token = identity_of("token", headers={"Authorization": f"Bearer {ADDRESS}"})
+    assert token != identity_of("ip")
+    assert token.startswith("token=")

@@ -1,4 +1,4 @@
-"""RateLimitMiddleware: rules, users, and headers on whatever Django answers."""
+"""RateLimitMiddleware: rules, users, and the headers of every response."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from rlaas_django import Policy, peek, rate_limit
 from rlaas_django.middleware import RateLimitMiddleware
 from tests.http import (
     AUTHENTICATION,
-    EVERY_WAY,
     OURS,
     Site,
     assert_clean_headers,
     assert_refusal,
     assert_waiting_helps,
+    both_ways,
     counters,
     ok,
     rate_limit_fields,
+    templates,
 )
 
 ADDRESS = "203.0.113.9"
@@ -42,17 +43,16 @@ ROUTES = ("", "api", "api/", "api/<path:rest>", "apiary", "login/", "healthz", "
 SESSIONS = "django.contrib.sessions.backends.signed_cookies"  # which need no database
 
 
-@pytest.fixture(params=EVERY_WAY)
-def site(request, settings, configure):
+@pytest.fixture
+def site(site, configure):
     configure(POLICIES=POLICIES)
-    site = Site(request.param, settings)
     site.serve({route: site.view(ok) for route in ROUTES}, middleware=[OURS])
     return site
 
 
 def policies_at(site, where, method="get"):
-    """The names of the policies that hold for a request."""
-    response = site.ask(method, where)
+    """Return the names of the policies that apply to a request."""
+    response = site.request(method, where)
     return [*rate_limit_fields(response)[0]] if "RateLimit" in response.headers else []
 
 
@@ -63,7 +63,8 @@ def charged(policy, identity=ADDRESS):
 # Rules
 
 
-def test_without_a_rule_the_default_policy_holds_everywhere(site, clock):
+@both_ways
+def test_without_a_rule_the_default_policy_applies_everywhere(site, clock):
     assert site.statuses(3, "/") + site.statuses(3, "/other") == [200] * 5 + [429]
     refused = site.get("/nowhere")
     assert_refusal(refused, policies={"default": (5, 60)}, violated=["default"], wait=60)
@@ -82,7 +83,7 @@ def test_without_a_rule_the_default_policy_holds_everywhere(site, clock):
         ({}, ["/", "/other"], []),
     ],
 )
-def test_a_rule_holds_for_its_paths_by_whole_segments_or_for_what_its_regex_finds(site, configure, rule, paths, others):
+def test_a_rule_matches_whole_segments_of_a_path_or_a_regex(site, configure, rule, paths, others):
     configure(MIDDLEWARE=[{**rule, "policies": ["wide"]}])
     assert [policies_at(site, where) for where in paths] == [["wide"]] * len(paths)
     assert [policies_at(site, where) for where in others] == [["default"]] * len(others)
@@ -98,6 +99,7 @@ def test_a_rule_may_be_for_some_methods_and_head_goes_with_get(site, configure, 
         assert policies_at(site, "/api/", method) == (["wide"] if method in limited else ["default"])
 
 
+@both_ways
 def test_an_exempt_path_is_not_counted_and_has_no_headers(site, configure, client):
     configure(MIDDLEWARE=[{"path": "/healthz", "exempt": True}])
     assert site.statuses(9, "/healthz") == [200] * 9
@@ -105,7 +107,7 @@ def test_an_exempt_path_is_not_counted_and_has_no_headers(site, configure, clien
     assert counters(client) == []
 
 
-def test_the_first_rule_that_matches_wins(site, configure):
+def test_the_first_matching_rule_applies(site, configure):
     configure(
         MIDDLEWARE=[
             {"path": "/api/open", "exempt": True},
@@ -139,7 +141,7 @@ def test_the_paths_of_a_rule_share_one_counter(site, configure):
         "/api/x%00{}",
     ],
 )
-def test_varying_the_path_or_the_query_does_not_evade(site, configure, spell):
+def test_variations_of_the_path_or_the_query_do_not_evade_a_rule(site, configure, spell):
     configure(MIDDLEWARE=[{"path": "/api", "policies": ["api"]}])
     assert [site.get(spell.format(n)).status_code for n in range(4)][2:] == [429, 429]
 
@@ -153,7 +155,7 @@ def test_several_policies_of_a_rule_are_decided_together(site, configure, clock)
 
 
 def test_where_the_site_is_mounted_does_not_matter(settings, configure):
-    """A rule is about the path inside the site."""
+    """A rule matches the path inside the site."""
     configure(POLICIES=POLICIES, MIDDLEWARE=[{"path": "/api", "policies": ["wide"]}])
     site = Site("wsgi, def", settings)
     site.serve({"api/": ok}, middleware=[OURS])
@@ -165,6 +167,7 @@ def test_where_the_site_is_mounted_does_not_matter(settings, configure):
 # With decorators
 
 
+@both_ways
 def test_a_policy_of_rule_and_decorator_is_charged_once(site, configure):
     configure(MIDDLEWARE=[{"path": "/", "policies": ["api"]}])
     site.serve(rate_limit("api")(site.view(ok)), middleware=[OURS])
@@ -177,29 +180,32 @@ def test_the_default_policy_of_both_is_charged_once(site):
     assert site.statuses(6) == [200] * 5 + [429]
 
 
-def test_both_are_told_once_and_a_refusal_gives_back_what_the_rule_charged(site, configure, clock):
+@both_ways
+def test_the_headers_list_both_and_a_refusal_refunds_what_the_rule_charged(site, configure, clock):
     configure(MIDDLEWARE=[{"path": "/", "policies": ["wide"]}])
     site.serve(rate_limit("1/m", key="ip", group="own")(site.view(ok)), middleware=[OURS])
     assert rate_limit_fields(site.get())[0] == {"wide": (100, 60), "own": (1, 60)}
     for _ in range(3):
-        told = assert_refusal(site.get(), policies=["wide", "own"], violated=["own"], wait=60)
-        assert told.usage["wide"][0] == 99
+        refusal = assert_refusal(site.get(), policies=["wide", "own"], violated=["own"], wait=60)
+        assert refusal.usage["wide"][0] == 99
     assert charged("wide") == 1
 
 
-def test_an_exempt_path_still_tells_what_a_decorator_decided(site, configure):
+def test_an_exempt_path_has_the_headers_of_a_decorator(site, configure):
     configure(MIDDLEWARE=[{"path": "/", "exempt": True}])
     site.serve(rate_limit("login")(site.view(ok)), middleware=[OURS])
     assert policies_at(site, "/") == ["login"]
 
 
-def test_the_view_sees_what_the_middleware_decided(site, clock):
+@both_ways
+def test_the_view_finds_the_middleware_s_decision(site, clock):
     site.serve(site.view(lambda request: HttpResponse(f"{request.rate_limit.remaining} left")), middleware=[OURS])
     assert site.get().content == b"4 left"
 
 
+@both_ways
 @pytest.mark.parametrize("options", [{"MIDDLEWARE": [{"exempt": True}]}, {"ENABLED": False}])
-def test_the_view_finds_a_decision_also_where_none_was_needed(site, configure, options):
+def test_the_view_finds_a_decision_also_when_nothing_was_checked(site, configure, options):
     configure(**options)
     site.serve(site.view(lambda request: HttpResponse(f"{request.rate_limit.allowed}")), middleware=[OURS])
     assert site.get().content == b"True"
@@ -215,6 +221,7 @@ def raising(error):
     return view
 
 
+@both_ways
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -226,7 +233,7 @@ def raising(error):
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
 @pytest.mark.parametrize("decorated", [False, True])
-def test_pages_that_django_makes_of_exceptions_have_the_headers(site, clock, error, status, decorated):
+def test_django_s_error_pages_have_the_headers(site, clock, error, status, decorated):
     site.raises = False
     view = site.view(raising(error))
     site.serve(rate_limit("9/m", group="own")(view) if decorated else view, middleware=[OURS])
@@ -238,7 +245,7 @@ def test_pages_that_django_makes_of_exceptions_have_the_headers(site, clock, err
     assert response.headers["X-RateLimit-Remaining"] == "4"
 
 
-def test_a_path_that_leads_nowhere_has_the_headers_too(site):
+def test_an_unknown_path_has_the_headers(site):
     response = site.get("/nowhere")
     assert (response.status_code, response.headers["X-RateLimit-Remaining"]) == (404, "4")
 
@@ -266,11 +273,9 @@ def test_a_view_s_own_429_is_left_alone(site):
     assert response.headers["X-RateLimit-Remaining"] == "4"
 
 
-def test_a_page_that_is_rendered_later_is_rendered(site, settings):
-    loaders = [("django.template.loaders.locmem.Loader", {"page.html": "page"})]
-    settings.TEMPLATES = [
-        {"BACKEND": "django.template.backends.django.DjangoTemplates", "OPTIONS": {"loaders": loaders}}
-    ]
+@both_ways
+def test_a_template_response_is_rendered_and_has_the_headers(site, settings):
+    settings.TEMPLATES = templates({"page.html": "page"})
     site.serve(site.view(lambda request: TemplateResponse(request, "page.html")), middleware=[OURS])
     response = site.get()
     assert (response.content, response.headers["X-RateLimit-Remaining"]) == (b"page", "4")
@@ -296,8 +301,9 @@ def bob(db):
     return User.objects.create(username="bob", pk=42)
 
 
+@both_ways
 @pytest.mark.parametrize("policy", ["user", "default"])
-def test_who_is_logged_in_is_counted_by_primary_key_from_any_address(with_users, configure, client, ann, policy):
+def test_a_user_is_counted_by_primary_key_from_any_address(with_users, configure, client, ann, policy):
     configure(MIDDLEWARE=[{"policies": [policy]}])
     with_users.log_in(ann)
     assert [with_users.get(address=f"203.0.113.{n}").status_code for n in range(2)] == [200, 200]
@@ -313,16 +319,17 @@ def test_users_at_one_address_do_not_share_a_counter(with_users, configure, ann,
     assert with_users.statuses(3) == [200, 200, 429]
 
 
+@both_ways
 @pytest.mark.parametrize("policy", ["user", "default"])
 @pytest.mark.django_db
-def test_who_is_not_logged_in_is_counted_by_address_and_never_with_all_others(with_users, configure, client, policy):
+def test_anonymous_users_are_counted_by_address(with_users, configure, client, policy):
     configure(MIDDLEWARE=[{"policies": [policy]}])
     for n in (1, 2):
         assert with_users.get(address=f"203.0.113.{n}").status_code == 200
     assert [key.rpartition("=")[2] for key in counters(client)] == ["203.0.113.1", "203.0.113.2"]
 
 
-def test_a_user_named_like_an_address_is_not_that_address(with_users, configure, client, ann):
+def test_a_user_s_counter_is_never_an_address_s(with_users, configure, client, ann):
     configure(MIDDLEWARE=[{"policies": ["user"]}])
     with_users.get(address="0.0.0.41")
     with_users.log_in(ann)
@@ -330,9 +337,8 @@ def test_a_user_named_like_an_address_is_not_that_address(with_users, configure,
     assert counters(client) == ["rlaas:rate_limit:user/41", "rlaas:rate_limit:user/ip=0.0.0.41"]
 
 
-def test_the_user_is_not_looked_up_when_an_address_is_all_it_takes(
-    with_users, configure, ann, django_assert_num_queries
-):
+@both_ways
+def test_the_user_is_not_loaded_for_a_policy_by_address(with_users, configure, ann, django_assert_num_queries):
     configure(MIDDLEWARE=[{"policies": ["api"]}])
     with_users.log_in(ann)
     with django_assert_num_queries(0):
@@ -351,7 +357,7 @@ async def ausername(request):
     ("way", "view"),
     [("wsgi, def", username), ("asgi, def", username), ("asgi, async def", username), ("asgi, async def", ausername)],
 )
-def test_the_user_is_looked_up_once_and_is_the_view_s_too(settings, ann, django_assert_num_queries, way, view):
+def test_the_user_is_loaded_once_for_limit_and_view(settings, ann, django_assert_num_queries, way, view):
     site = Site(way, settings)
     settings.SESSION_ENGINE = SESSIONS
     site.serve(rate_limit("9/m", key="user")(view), middleware=[*AUTHENTICATION, OURS])
@@ -360,15 +366,17 @@ def test_the_user_is_looked_up_once_and_is_the_view_s_too(settings, ann, django_
         assert site.get().content == b"ann"
 
 
-def test_an_exempt_path_looks_nobody_up(with_users, configure, ann, django_assert_num_queries):
+@both_ways
+def test_an_exempt_path_loads_no_user(with_users, configure, ann, django_assert_num_queries):
     configure(MIDDLEWARE=[{"exempt": True}])
     with_users.log_in(ann)
     with django_assert_num_queries(0):
         with_users.get()
 
 
-def test_rates_keys_and_costs_may_ask_for_the_user(with_users, ann, bob):
-    """Also where the view is async, and `request.user` must not reach for the database."""
+@both_ways
+def test_functions_for_rate_key_and_cost_may_read_the_user(with_users, ann, bob):
+    """Also in an async view, where `request.user` must not reach for the database."""
     limit = rate_limit(
         lambda request: "4/m" if request.user.username == "ann" else "2/m",
         key=lambda request: request.user.username,
@@ -389,7 +397,7 @@ def test_a_site_without_users_counts_by_address(site, client):
 # The class and the handlers
 
 
-def test_the_middleware_is_what_the_rest_of_the_chain_is():
+def test_the_middleware_is_sync_or_async_as_the_rest_of_the_chain():
     async def anext_in_line(request):
         return HttpResponse("ok")
 
@@ -399,7 +407,7 @@ def test_the_middleware_is_what_the_rest_of_the_chain_is():
     assert RateLimitMiddleware.async_capable
 
 
-def test_the_middleware_lets_an_exception_pass_and_runs_the_view_once():
+def test_the_view_s_exception_propagates_and_the_view_ran_once():
     runs, error = [], RuntimeError()
 
     def view(request):
@@ -415,46 +423,46 @@ def test_the_middleware_lets_an_exception_pass_and_runs_the_view_once():
 @pytest.mark.django_db  # Django closes its connections after a request
 def test_a_wsgi_server_gets_429s(settings):
     Site("wsgi, def", settings).serve(ok, middleware=[OURS])
-    application, told, bodies = WSGIHandler(), [], []
+    application, heads, bodies = WSGIHandler(), [], []
     for _ in range(6):
         environ = RequestFactory().get("/", REMOTE_ADDR=ADDRESS).environ
-        body = application(environ, lambda status, headers: told.append((status, dict(headers))))
+        body = application(environ, lambda status, headers: heads.append((status, dict(headers))))
         bodies.append(b"".join(body))
         body.close()
-    assert [status for status, _ in told] == ["200 OK"] * 5 + ["429 Too Many Requests"]
-    refused = SimpleNamespace(status_code=429, headers=CaseInsensitiveMapping(told[5][1]), content=bodies[5])
+    assert [status for status, _ in heads] == ["200 OK"] * 5 + ["429 Too Many Requests"]
+    refused = SimpleNamespace(status_code=429, headers=CaseInsensitiveMapping(heads[5][1]), content=bodies[5])
     assert_refusal(refused, policies={"default": (5, 60)})
 
 
 @pytest.mark.django_db
 async def test_an_asgi_server_gets_429s(settings):
     Site("asgi, async def", settings).serve(ok, middleware=[OURS])
-    application, told, bodies = ASGIHandler(), [], []
+    application, heads, bodies = ASGIHandler(), [], []
 
     async def receive():
-        if not asked:
-            asked.append(True)
+        if not received:
+            received.append(True)
             return {"type": "http.request", "body": b"", "more_body": False}
         await asyncio.sleep(60)
         return {"type": "http.disconnect"}
 
     async def send(message):
         if message["type"] == "http.response.start":
-            told.append((message["status"], message["headers"]))
+            heads.append((message["status"], message["headers"]))
         else:
             bodies.append(message["body"])
 
     scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "client": (ADDRESS, 1)}
     for _ in range(6):
-        asked = []
+        received = []
         await application({**scope, "headers": [(b"host", b"testserver")]}, receive, send)
-    assert [status for status, _ in told] == [200] * 5 + [429]
-    headers = {name.decode(): value.decode() for name, value in told[5][1]}
+    assert [status for status, _ in heads] == [200] * 5 + [429]
+    headers = {name.decode(): value.decode() for name, value in heads[5][1]}
     refused = SimpleNamespace(status_code=429, headers=CaseInsensitiveMapping(headers), content=bodies[5])
     assert_refusal(refused, policies={"default": (5, 60)})
 
 
-def test_turned_off_nothing_is_counted(site, configure, client):
+def test_disabled_nothing_is_counted(site, configure, client):
     configure(ENABLED=False)
     assert site.statuses(9) == [200] * 9
     assert policies_at(site, "/") == []
@@ -467,13 +475,11 @@ def test_a_shadow_policy_in_a_rule_refuses_nobody(site, configure):
     assert charged(Policy("trial", "1/m", key="ip")) == 1
 
 
-def test_a_response_of_the_site_s_own_may_be_a_template_response(site, configure, settings, clock):
+@both_ways
+def test_the_setting_response_may_give_a_template_response(site, configure, settings, clock):
     """Django renders a view's, not a middleware's."""
     site.own_body = True
-    loaders = [("django.template.loaders.locmem.Loader", {"sorry.html": "sorry"})]
-    settings.TEMPLATES = [
-        {"BACKEND": "django.template.backends.django.DjangoTemplates", "OPTIONS": {"loaders": loaders}}
-    ]
+    settings.TEMPLATES = templates({"sorry.html": "sorry"})
     configure(RESPONSE=lambda request, decision: TemplateResponse(request, "sorry.html", status=429))
     site.statuses(5)
     refused = site.get()

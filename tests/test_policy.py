@@ -1,3 +1,5 @@
+"""Rate, Policy, Outcome and Decision: values without Redis."""
+
 from __future__ import annotations
 
 import math
@@ -5,7 +7,7 @@ import math
 import pytest
 
 from rlaas_django import Decision, Outcome, Policy, PolicyError, Rate
-from rlaas_django.policy import ALGORITHMS, TOKEN_BUCKET, strictest
+from tests.internals import ALGORITHMS, TOKEN_BUCKET, strictest
 
 
 @pytest.mark.parametrize(
@@ -23,7 +25,7 @@ from rlaas_django.policy import ALGORITHMS, TOKEN_BUCKET, strictest
         (Rate(5, 60), 5, 60),
     ],
 )
-def test_a_rate_is_read(text, limit, window):
+def test_a_rate_is_parsed(text, limit, window):
     assert Rate.parse(text) == Rate(limit, window)
 
 
@@ -51,7 +53,7 @@ def test_a_rate_is_read(text, limit, window):
         *(None, 5, 5.0, b"5/m", (5,), (5, 60, 1), ("5", 60), (5, "m"), (5.0, 60), (True, 60), {"rate": 5}, object()),
     ],
 )
-def test_anything_else_is_refused_with_the_accepted_form(text):
+def test_anything_else_is_an_error_that_shows_the_accepted_form(text):
     with pytest.raises(PolicyError) as caught:
         Rate.parse(text)
     assert repr(text) in str(caught.value)
@@ -71,7 +73,7 @@ def test_anything_else_is_refused_with_the_accepted_form(text):
         ("5000000000000/s", "at most 4503599627370 will do"),
     ],
 )
-def test_a_rate_that_cannot_be_is_refused_with_the_reason(text, reason):
+def test_an_impossible_rate_is_an_error_with_the_reason(text, reason):
     with pytest.raises(PolicyError) as caught:
         Rate.parse(text)
     assert reason in str(caught.value)
@@ -79,7 +81,7 @@ def test_a_rate_that_cannot_be_is_refused_with_the_reason(text, reason):
 
 
 @pytest.mark.parametrize("text", ["5/m", "30/10s", "1000/h", "7/90s", "1/d", "3/36h"])
-def test_a_rate_is_written_as_it_is_read(text):
+def test_a_rate_is_written_as_it_is_parsed(text):
     assert str(Rate.parse(text)) == text
 
 
@@ -125,13 +127,13 @@ async def later(request):
         ({"shadow": "yes"}, "shadow 'yes' is not True or False"),
     ],
 )
-def test_a_policy_that_cannot_be_is_refused_with_the_reason(arguments, reason):
+def test_an_invalid_policy_is_an_error_with_the_reason(arguments, reason):
     with pytest.raises(PolicyError) as caught:
         Policy(**{"name": "p", "rate": "5/m", **arguments})
     assert reason in str(caught.value)
 
 
-def test_every_key_of_the_documentation_is_accepted():
+def test_every_documented_key_is_accepted():
     for key in (
         "user",
         "ip",
@@ -166,7 +168,7 @@ def test_the_strictest_is_the_refusal_with_the_longest_wait_else_the_least_remai
     assert strictest([many, few]).policy == "d"
 
 
-def test_a_shadow_is_the_strictest_only_among_shadows():
+def test_a_shadow_policy_is_the_strictest_only_among_shadow_policies():
     shadow = outcome("s", allowed=False, retry_after=9.0, shadow=True)
     assert strictest([shadow, outcome("a")]).policy == "a"
     assert strictest([shadow]).policy == "s"

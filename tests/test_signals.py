@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import re
 from types import SimpleNamespace
@@ -11,16 +10,12 @@ from types import SimpleNamespace
 import pytest
 from django.http import HttpResponse
 
-from rlaas_django import Policy, check, log, rate_limit
+from rlaas_django import Policy, check, rate_limit
 from rlaas_django.signals import backend_failed, rate_limited
-from tests.http import EVERY_WAY, OURS, Site, assert_refusal, ok
+from tests.http import OURS, Site, assert_refusal, both_ways, ok
+from tests.internals import log
 
 ADDRESS = "203.0.113.9"
-
-
-@pytest.fixture(params=EVERY_WAY)
-def site(request, settings):
-    return Site(request.param, settings)
 
 
 def sync_receiver(heard):
@@ -40,7 +35,7 @@ def async_receiver(heard):
 
 @pytest.fixture(params=[sync_receiver, async_receiver])
 def hear(request):
-    """What a signal's receiver, sync or async, was told."""
+    """Connect a receiver, sync or async, to a signal; return the list of what it receives."""
     connected = []
 
     def connect(signal):
@@ -55,16 +50,11 @@ def hear(request):
         signal.disconnect(receiver)
 
 
-@pytest.fixture
-def gone(settings):
-    entry = {**settings.CACHES["default"], "LOCATION": "unix:///nowhere.sock"}
-    settings.CACHES = {**settings.CACHES, "default": entry}
-
-
 # rate_limited
 
 
-def test_a_refusal_is_told_with_request_and_decision(site, hear, clock):
+@both_ways
+def test_rate_limited_is_sent_with_request_and_decision(site, hear, clock):
     heard = hear(rate_limited)
     site.serve(rate_limit("1/m", key="ip", group="g")(site.view(ok)))
     site.get("/?n=1")
@@ -77,7 +67,7 @@ def test_a_refusal_is_told_with_request_and_decision(site, hear, clock):
     assert decision.outcomes[0].identity == f"ip={ADDRESS}"
 
 
-def test_what_a_shadow_would_have_refused_is_told_as_allowed(site, hear, clock):
+def test_rate_limited_is_sent_for_a_shadow_policy_with_an_allowed_decision(site, hear, clock):
     heard = hear(rate_limited)
     site.serve(rate_limit("9/m", Policy("trial", "1/m", shadow=True), group="g")(site.view(ok)))
     assert site.statuses(2) == [200, 200]
@@ -86,7 +76,7 @@ def test_what_a_shadow_would_have_refused_is_told_as_allowed(site, hear, clock):
     assert [(str(each.policy), each.allowed) for each in facts["decision"].outcomes] == [("g", True), ("trial", False)]
 
 
-def test_a_limit_that_does_not_block_is_told_too(site, hear):
+def test_rate_limited_is_sent_without_blocking_too(site, hear):
     heard = hear(rate_limited)
     site.serve(rate_limit("1/m", block=False)(site.view(ok)))
     assert site.statuses(3) == [200] * 3
@@ -94,7 +84,8 @@ def test_a_limit_that_does_not_block_is_told_too(site, hear):
     assert not heard[0]["decision"].allowed
 
 
-def test_a_refusal_is_told_once_however_many_gates_it_meets(site, hear, configure):
+@both_ways
+def test_rate_limited_is_sent_once_for_several_limits(site, hear, configure):
     configure(POLICIES={"p": {"rate": "1/m", "key": "ip"}}, MIDDLEWARE=[{"policies": ["p"]}])
     heard = hear(rate_limited)
     site.serve(rate_limit("p", block=False)(rate_limit("p")(site.view(ok))), middleware=[])
@@ -102,14 +93,15 @@ def test_a_refusal_is_told_once_however_many_gates_it_meets(site, hear, configur
     assert len(heard) == 2
 
 
-def test_the_middleware_tells_too(site, hear):
+@both_ways
+def test_rate_limited_is_sent_by_the_middleware(site, hear):
     heard = hear(rate_limited)
     site.serve(site.view(ok), middleware=[OURS])
     site.statuses(7)
     assert [str(facts["decision"].policy) for facts in heard] == ["default", "default"]
 
 
-def test_nothing_is_told_when_turned_off(site, hear, configure):
+def test_disabled_no_signal_is_sent(site, hear, configure):
     heard = [hear(rate_limited), hear(backend_failed)]
     configure(ENABLED=False)
     site.serve(rate_limit("1/m")(site.view(ok)))
@@ -125,8 +117,9 @@ async def araising(sender, **facts):
     raise RuntimeError("a receiver's own")
 
 
+@both_ways
 @pytest.mark.parametrize("receiver", [raising, araising])
-def test_a_receiver_that_raises_breaks_neither_the_refusal_nor_the_others(site, hear, receiver):
+def test_a_receiver_that_raises_affects_neither_the_refusal_nor_other_receivers(site, hear, receiver):
     rate_limited.connect(receiver)
     try:
         heard = hear(rate_limited)
@@ -141,8 +134,9 @@ def test_a_receiver_that_raises_breaks_neither_the_refusal_nor_the_others(site, 
 # backend_failed
 
 
+@both_ways
 @pytest.mark.parametrize(("on_failure", "status"), [("open", 200), ("closed", 503)])
-def test_a_server_that_is_gone_is_told_with_error_and_decision(site, hear, gone, on_failure, status):
+def test_backend_failed_is_sent_with_error_and_decision(site, hear, redis_unavailable, on_failure, status):
     heard, refused = hear(backend_failed), hear(rate_limited)
     site.serve(rate_limit("5/m", on_failure=on_failure)(site.view(ok)))
     assert site.get().status_code == status
@@ -153,14 +147,15 @@ def test_a_server_that_is_gone_is_told_with_error_and_decision(site, hear, gone,
     assert refused == []
 
 
-def test_a_server_that_is_gone_is_told_also_without_a_request(hear, gone):
+def test_backend_failed_is_sent_without_a_request_too(hear, redis_unavailable):
     heard = hear(backend_failed)
     assert check("alice").degraded
     assert len(heard) == 1
 
 
+@both_ways
 @pytest.mark.parametrize("receiver", [raising, araising])
-def test_a_receiver_that_raises_does_not_break_a_request_without_redis(site, gone, receiver):
+def test_a_receiver_of_backend_failed_that_raises_does_not_affect_the_request(site, redis_unavailable, receiver):
     backend_failed.connect(receiver)
     try:
         site.serve(rate_limit("5/m")(site.view(ok)))
@@ -173,15 +168,14 @@ def test_a_receiver_that_raises_does_not_break_a_request_without_redis(site, gon
 
 
 @pytest.fixture
-def lines(caplog, configure, monkeypatch):
-    """The lines of our logger, and nothing that earlier tests left to be told."""
+def lines(caplog, configure):
+    """Return the lines of our logger."""
     configure(LOG_LINES_PER_SECOND=1000)
-    monkeypatch.setattr(log, "_left_out", 0)
     caplog.set_level(logging.DEBUG, logger="rlaas_django")
     return lambda: [record.getMessage() for record in caplog.records if record.name == "rlaas_django"]
 
 
-def test_a_refusal_is_one_line_with_policy_identity_count_and_wait(site, lines, clock):
+def test_a_refusal_is_logged_with_policy_identity_count_and_wait(site, lines, clock):
     site.serve(rate_limit("2/m", key="ip", group="g")(site.view(ok)))
     site.statuses(2)
     assert lines() == []
@@ -193,21 +187,21 @@ def test_a_refusal_is_one_line_with_policy_identity_count_and_wait(site, lines, 
     assert "secret" not in line
 
 
-def test_one_line_is_one_refusal_also_when_two_policies_refuse(site, lines, clock):
+def test_a_refusal_by_two_policies_is_one_line(site, lines, clock):
     site.serve(rate_limit("1/m", "1/h", key="ip", group="g")(site.view(ok)))
     site.statuses(2)
     (line,) = lines()
     assert "g-3600s" in line
 
 
-def test_what_a_shadow_would_refuse_can_be_told_from_a_refusal(site, lines):
+def test_a_shadow_policy_s_refusal_is_logged_as_would_be_refused(site, lines):
     site.serve(rate_limit("1/m", shadow=True, group="g")(site.view(ok)))
     site.statuses(2)
     (line,) = lines()
     assert "would be refused" in line
 
 
-def test_a_wait_without_end_can_be_logged(site, lines):
+def test_an_infinite_wait_is_logged(site, lines):
     site.serve(rate_limit("1/m", cost=2)(site.view(ok)))
     site.get()
     (line,) = lines()
@@ -217,7 +211,7 @@ def test_a_wait_without_end_can_be_logged(site, lines):
 @pytest.mark.parametrize(
     "text", ["\n", "\r\n", "\x1b[2J", "\0", "\x7f", "\u2028", "\x85", "\u202e", "\ud800"], ids=lambda text: repr(text)
 )
-def test_control_characters_are_escaped(settings, configure, lines, text):
+def test_control_characters_are_escaped_in_the_log(settings, configure, lines, text):
     """In what a client can write: a path, and a key."""
     by_name = {"rate": "1/m", "key": lambda request: f"ann{text}refused policy=x"}
     configure(POLICIES={"p": by_name}, MIDDLEWARE=[{"policies": ["p"]}])
@@ -231,7 +225,7 @@ def test_control_characters_are_escaped(settings, configure, lines, text):
     assert line.isprintable()
 
 
-def test_a_path_of_any_length_is_a_line_of_bounded_length(site, lines):
+def test_a_long_path_is_a_line_of_bounded_length(site, lines):
     site.serve({"<path:rest>": rate_limit("1/m", key=lambda request: "x" * 10_000)(site.view(ok))})
     for _ in range(2):
         site.get("/" + "x" * 10_000)
@@ -239,60 +233,60 @@ def test_a_path_of_any_length_is_a_line_of_bounded_length(site, lines):
     assert len(line) < 1000
 
 
-class Second:
-    """A clock for the log; no two tests share a second."""
+@pytest.fixture
+def next_second(monkeypatch):
+    """Stop the clock of the log; a call moves it on by a second."""
+    now = 1_000_000_000.0
+    monkeypatch.setattr(log, "time", SimpleNamespace(monotonic=lambda: now))
 
-    starts = itertools.count(1_000_000, 1000)
+    def move_on():
+        nonlocal now
+        now += 1
 
-    def __init__(self, monkeypatch):
-        self.now = float(next(self.starts))
-        monkeypatch.setattr(log, "time", SimpleNamespace(monotonic=lambda: self.now))
+    return move_on
 
 
-def test_at_most_so_many_lines_a_second_with_a_count_of_what_was_left_out(site, lines, configure, monkeypatch):
-    second = Second(monkeypatch)
+def test_at_most_so_many_lines_a_second_with_a_count_of_what_was_left_out(site, lines, configure, next_second):
     configure(LOG_LINES_PER_SECOND=3)
     site.serve(rate_limit("1/m")(site.view(ok)))
     site.statuses(11)
     assert len(lines()) == 3
-    second.now += 1
+    next_second()
     site.get()
-    told = lines()[3:]
-    assert [line for line in told if re.search(r"\b7 lines were left out", line)]
-    assert told[-1].startswith("refused")
+    following = lines()[3:]
+    assert [line for line in following if re.search(r"\b7 lines were left out", line)]
+    assert following[-1].startswith("refused")
 
 
-def test_the_line_that_counts_is_one_of_the_lines(site, lines, configure, monkeypatch):
-    second = Second(monkeypatch)
+def test_the_line_that_counts_is_one_of_the_lines(site, lines, configure, next_second):
     configure(LOG_LINES_PER_SECOND=3)
     site.serve(rate_limit("1/m")(site.view(ok)))
     for n in range(4):
         before = len(lines())
         site.statuses(9)
         assert len(lines()) - before <= 3, f"second {n}"
-        second.now += 1
+        next_second()
 
 
-def test_no_lines_at_all_if_so_wished(site, lines, configure):
+def test_a_limit_of_0_lines_logs_nothing(site, lines, configure):
     configure(LOG_LINES_PER_SECOND=0)
     site.serve(rate_limit("1/m")(site.view(ok)))
     site.statuses(3)
     assert lines() == []
 
 
-def test_what_nobody_reads_is_not_counted_as_left_out(site, lines, configure, monkeypatch, caplog):
-    second = Second(monkeypatch)
+def test_lines_below_the_logger_s_level_are_not_counted_as_left_out(site, lines, configure, next_second, caplog):
     configure(LOG_LINES_PER_SECOND=1)
     caplog.set_level(logging.CRITICAL, logger="rlaas_django")
     site.serve(rate_limit("1/m")(site.view(ok)))
     site.statuses(5)
     caplog.set_level(logging.DEBUG, logger="rlaas_django")
-    second.now += 1
+    next_second()
     site.get()
     assert [line.split()[0] for line in lines()] == ["refused"]
 
 
-def test_a_server_that_is_gone_is_logged_as_an_error(site, lines, gone, caplog):
+def test_an_unavailable_redis_is_logged_as_an_error(site, lines, redis_unavailable, caplog):
     site.serve(rate_limit("5/m")(site.view(lambda request: HttpResponse())))
     site.get()
     errors = [record for record in caplog.records if record.name == "rlaas_django" and record.levelname == "ERROR"]

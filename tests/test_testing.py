@@ -1,3 +1,5 @@
+"""rlaas_django.testing: what it gives to the tests of a site."""
+
 from __future__ import annotations
 
 import threading
@@ -5,8 +7,8 @@ import time
 
 from django.test import override_settings
 
-from rlaas_django import acheck, check, plans
-from rlaas_django.testing import embedded_redis, frozen_clock, rate_limit_clock  # noqa: F401
+from rlaas_django import Policy, acheck, check
+from rlaas_django.testing import embedded_redis, frozen_clock, rate_limit_clock, reset  # noqa: F401
 
 
 def test_the_clock_stands_until_it_ticks():
@@ -19,23 +21,26 @@ def test_the_clock_stands_until_it_ticks():
         assert check("alice").retry_after == 0.001
         clock.tick(1)
         assert check("alice").allowed
-    assert plans.frozen is None
 
 
 def test_clocks_nest_and_end_with_their_block_also_after_an_error():
+    policy = Policy("p", "1/m")
     with frozen_clock(1000):
+        check("alice", policy)
         try:
-            with frozen_clock(2000):
+            with frozen_clock(31_000):
+                assert check("alice", policy).retry_after == 30.0
                 raise RuntimeError
         except RuntimeError:
             pass
-        assert plans.frozen.ms == 1000
-    assert plans.frozen is None
+        assert check("alice", policy).retry_after == 60.0
+    assert check("alice", policy).allowed  # by the server's clock
 
 
 def test_without_a_time_the_clock_stands_at_the_present():
+    before = time.time_ns() // 1_000_000
     with frozen_clock() as clock:
-        assert abs(clock.ms - time.time() * 1000) < 1000
+        assert before <= clock.ms <= time.time_ns() // 1_000_000
 
 
 async def test_async_decisions_and_other_threads_use_the_frozen_clock():
@@ -58,4 +63,21 @@ def test_an_embedded_server_is_empty_and_its_own():
 
 
 def test_the_fixture_freezes_the_clock(rate_limit_clock):  # noqa: F811
-    assert plans.frozen is rate_limit_clock
+    check("alice", Policy("p", "1/m"))
+    rate_limit_clock.tick(30_000)
+    assert check("alice", Policy("p", "1/m")).retry_after == 30.0
+
+
+def test_a_reset_forgets_cached_refusals(client):
+    policy = Policy("p", "1/h")
+    assert [check("alice", policy).allowed for _ in range(2)] == [True, False]
+    client.flushdb()
+    reset()
+    assert check("alice", policy).allowed
+
+
+def test_a_reset_forgets_the_counters_of_the_local_fallback(redis_unavailable):
+    policy = Policy("p", "1/h", on_failure="local")
+    assert [check("alice", policy).allowed for _ in range(2)] == [True, False]
+    reset()
+    assert check("alice", policy).allowed

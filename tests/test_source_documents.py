@@ -1,6 +1,6 @@
-"""What the source documents ask for, and where following them to the letter would be a mistake.
+"""What the source documents (000 to 004) ask for, and where to follow them to the letter would be a mistake.
 
-A test of a mistake runs the document's own way first, to show that it would notice.
+A test of a mistake runs the document's own script first, to show that it would notice.
 """
 
 from __future__ import annotations
@@ -11,9 +11,17 @@ import re
 
 import pytest
 
-from rlaas_django import Policy, acheck, check, peek, reset, scripts
-from rlaas_django.policy import ALGORITHMS, FIXED_WINDOW, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, TOKEN_BUCKET
-from tests.conftest import NOW
+from rlaas_django import Policy, acheck, check, peek, reset
+from tests.conftest import NOW, fakeredis_is_slow
+from tests.internals import (
+    ALGORITHMS,
+    FIXED_WINDOW,
+    SCRIPTS,
+    SLIDING_WINDOW,
+    SLIDING_WINDOW_COMPACT,
+    TOKEN_BUCKET,
+    redis_client,
+)
 
 # 000, "Lua script"
 DOCUMENT_000 = """
@@ -90,7 +98,8 @@ def test_000_every_request_extends_the_expiry_also_a_refused_one(client, clock):
         client.pexpire("rlaas:rate_limit:alice", 5_000)
 
 
-def test_000_the_same_trace_through_the_documents_script_gives_the_same_answers(server, clock):
+@fakeredis_is_slow
+def test_000_the_document_s_script_decides_alike(server, clock):
     rng = random.Random(0)
     for _ in range(400):
         clock.tick(rng.choice([1, 1, 500, 9_000, rng.randint(1, 70_000)]))
@@ -99,7 +108,7 @@ def test_000_the_same_trace_through_the_documents_script_gives_the_same_answers(
         assert theirs == [int(ours.allowed), ours.current_count, ours.ttl]
 
 
-async def test_001_an_async_limiter_that_tells_what_remains_and_a_rounded_wait(client, clock):
+async def test_001_acheck_returns_what_remains_and_the_wait(client, clock):
     rng = random.Random(1)
     for i in range(400):
         clock.tick(rng.choice([0, 1, 500, 9_000, rng.randint(1, 70_000)]))
@@ -116,13 +125,13 @@ def test_001_strict_quotas_and_bursts_are_both_offered(clock):
 
 def test_002_policies_side_by_side_and_the_strictest_applies(clock):
     policies = [Policy("user", "5/m", key="user"), Policy("ip", "3/m", key="ip"), Policy("token", "9/m", key="token")]
-    who = {"user": "42", "ip": "203.0.113.9", "token": "secret"}
-    assert [check(who, policies).remaining for _ in range(3)] == [2, 1, 0]
-    refused = check(who, policies)
+    identity = {"user": "42", "ip": "203.0.113.9", "token": "secret"}
+    assert [check(identity, policies).remaining for _ in range(3)] == [2, 1, 0]
+    refused = check(identity, policies)
     assert (refused.policy, refused.limit, refused.remaining) == ("ip", 3, 0)
 
 
-def test_002_which_key_was_blocked_and_why_can_be_followed(clock):
+def test_002_an_outcome_says_which_key_was_refused_and_why(clock):
     policy = Policy("login", "1/m", key="ip")
     check("203.0.113.9", policy)
     (outcome,) = check("203.0.113.9", policy).outcomes
@@ -131,7 +140,7 @@ def test_002_which_key_was_blocked_and_why_can_be_followed(clock):
 
 
 def test_002_the_scripts_are_under_version_control():
-    for script in (*scripts.CHECK.values(), *scripts.REFUND.values(), scripts.RESET):
+    for script in SCRIPTS:
         assert re.fullmatch(r"prelude@\d+( \w+@\d+)+", script.version)
 
 
@@ -197,23 +206,24 @@ def test_004_the_memory_problem_is_solved(client, clock):
 # ── where they are wrong ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_wrong_1_two_requests_in_one_millisecond_are_two(server, algo, clock):
+def test_wrong_1_two_requests_in_one_millisecond_are_two_entries(server, algo, clock):
     theirs = [server.eval(DOCUMENT_002, 1, "document", NOW, 60_000, 5)[0] for _ in range(20)]
     assert sum(theirs) == 20
     assert sum(check("alice", Policy("p", "5/m", algo=algo)).allowed for _ in range(20)) == 5
 
 
-def test_wrong_2_uniqueness_does_not_depend_on_the_servers_random_numbers(client, clock):
+def test_wrong_2_entries_are_unique_without_the_server_s_random_numbers(client, clock):
     """Redis <= 6.2 seeds them alike for every call: `make servers` runs this there."""
-    assert not any("math.random" in script.text for script in scripts.CHECK.values())
+    assert not any("math.random" in script.text for script in SCRIPTS)
     policy = Policy("p", "500/m")
     for _ in range(600):
         check("alice", policy)
     assert client.zcard("rlaas:rate_limit:p/alice") == 500
 
 
-def test_wrong_3_a_client_that_keeps_asking_gets_in_again(server, algo, clock):
-    """001's pipeline adds the entry before it knows the verdict."""
+@fakeredis_is_slow
+def test_wrong_3_a_client_that_does_not_stop_is_admitted_again(server, algo, clock):
+    """001's pipeline adds the entry before it knows the decision."""
     pipeline_allowed = 0
     ours_allowed = 0
     for second in range(180):
@@ -226,7 +236,7 @@ def test_wrong_3_a_client_that_keeps_asking_gets_in_again(server, algo, clock):
     assert ours_allowed >= 15
 
 
-def test_wrong_4_the_clock_is_redis_own(monkeypatch):
+def test_wrong_4_the_clock_is_the_server_s(monkeypatch):
     """Two web hosts an hour apart see one window."""
     for shift in (0, 3600, -3600):
         monkeypatch.setattr("time.time", lambda shift=shift: 1e9 + shift)
@@ -236,8 +246,9 @@ def test_wrong_4_the_clock_is_redis_own(monkeypatch):
     assert [outcome.current_count for outcome in seen.outcomes] == [3] * 5
 
 
-def test_wrong_5_the_scripts_touch_only_keys_that_extend_one_they_were_told_of(client, clock):
-    """With the identity as a hash tag such a key is in the same slot."""
+def test_wrong_5_the_scripts_touch_only_their_keys_and_extensions_of_them(own, clock):
+    """With the identity as a hash tag such a key is in the same slot. On a server of its own, which is monitored."""
+    client = redis_client("default")
     policies = [Policy(algo, "5/m", algo=algo) for algo in ALGORITHMS]
     with client.monitor() as monitor:
         check("alice", policies)
@@ -248,10 +259,10 @@ def test_wrong_5_the_scripts_touch_only_keys_that_extend_one_they_were_told_of(c
             if seen["command"] == "PING":
                 break
             commands.append((seen["client_type"], seen["command"].split()))
-    told = [key for kind, words in commands if words[0] == "EVALSHA" for key in words[3 : 3 + int(words[2])]]
+    given = [key for kind, words in commands if words[0] == "EVALSHA" for key in words[3 : 3 + int(words[2])]]
     touched = [word for kind, words in commands if kind == "lua" for word in words[1:] if word.startswith("rlaas:")]
     assert len(touched) > 20
-    assert all(any(key == known or key.startswith(f"{known}:") for known in told) for key in touched)
+    assert all(any(key == known or key.startswith(f"{known}:") for known in given) for key in touched)
 
 
 def test_wrong_6_the_fixed_windows_ttl_ends_with_the_window(configure, clock):
@@ -273,7 +284,7 @@ def test_wrong_7_the_ttl_stays_the_window_and_the_wait_is_exact_beside_it(clock)
     assert check("alice").allowed
 
 
-def test_wrong_8_no_user_id_makes_one_users_key_anothers(configure, clock):
+def test_wrong_8_no_identity_has_the_key_of_another(configure, clock):
     intruder = f"alice:{NOW // 60_000}"
     check(intruder)
     configure(USE_ALGO=FIXED_WINDOW)
@@ -282,8 +293,8 @@ def test_wrong_8_no_user_id_makes_one_users_key_anothers(configure, clock):
     assert check(intruder).current_count == 1
 
 
-@pytest.mark.parametrize("nobody", ["", None])
-def test_wrong_9_no_identity_is_an_error_and_never_a_key_that_all_share(client, nobody):
+@pytest.mark.parametrize("identity", ["", None])
+def test_wrong_9_an_empty_identity_is_an_error_and_never_a_shared_key(client, identity):
     with pytest.raises((ValueError, TypeError)):
-        check(nobody)
+        check(identity)
     assert client.dbsize() == 0

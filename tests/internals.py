@@ -1,0 +1,110 @@
+"""The names inside the package that tests use, in one place: when a module moves, this file alone changes."""
+
+from __future__ import annotations
+
+from rlaas_django import backend, conf, log
+from rlaas_django.backend.scripts import SCRIPTS
+from rlaas_django.checks import check_proxies, check_settings
+from rlaas_django.conf import POLICY_OPTIONS
+from rlaas_django.core import registry
+from rlaas_django.core.decision import Decision, Outcome, strictest
+from rlaas_django.core.keys import EncodedIdentity, counter_key, encode
+from rlaas_django.core.keys import identify as identify_with
+from rlaas_django.core.policy import (
+    ALGORITHMS,
+    FIXED_WINDOW,
+    KEY_PREFIXES,
+    KEYS,
+    SLIDING_WINDOW,
+    SLIDING_WINDOW_COMPACT,
+    SLIDING_WINDOW_COUNTER,
+    TOKEN_BUCKET,
+    YEAR,
+    Policy,
+    Rate,
+)
+from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
+from rlaas_django.http import responses
+from rlaas_django.http.proxies import client_address
+from rlaas_django.http.responses import whole_seconds
+from rlaas_django.stats.background import run as run_background_jobs
+
+__all__ = [
+    "ALGORITHMS",
+    "DEFAULTS",
+    "FIXED_WINDOW",
+    "KEYS",
+    "KEY_PREFIXES",
+    "POLICY_OPTIONS",
+    "RULE_OPTIONS",
+    "SCRIPTS",
+    "SLIDING_WINDOW",
+    "SLIDING_WINDOW_COMPACT",
+    "SLIDING_WINDOW_COUNTER",
+    "TOKEN_BUCKET",
+    "YEAR",
+    "Decision",
+    "EncodedIdentity",
+    "Outcome",
+    "Policy",
+    "Rate",
+    "check_proxies",
+    "check_settings",
+    "client_address",
+    "conf",
+    "encode",
+    "escape_for_log",
+    "forget_limits",
+    "header_module",
+    "identify",
+    "limits_in_use",
+    "log",
+    "redis_client",
+    "redis_key",
+    "restore_limits",
+    "run_background_jobs",
+    "strictest",
+    "whole_seconds",
+]
+
+DEFAULTS = conf.DEFAULTS
+escape_for_log = log.escaped
+header_module = responses  # the one that names headers
+
+
+def redis_client(alias: str):
+    """Return the client of a cache, for a test to look into Redis."""
+    return wrap_client(backend.redis_client(alias))
+
+
+def wrap_client(client):
+    """Return the client as it is; tests/on_cluster.py puts its own in place of this."""
+    return client
+
+
+# The limits that decorators have registered, which the system checks and the admin read.
+
+
+def limits_in_use() -> tuple[set, set]:
+    return set(registry.sources), set(registry.refundable)
+
+
+def restore_limits(before: tuple[set, set]) -> None:
+    """Forget the limits that were registered since, and bring back those that were forgotten."""
+    sources, refundable = before
+    registry.sources.intersection_update(sources)
+    registry.sources.update(sources)
+    registry.refundable.intersection_update(refundable)
+
+
+def forget_limits() -> None:
+    registry.sources.clear()
+
+
+def identify(identity, policy: Policy) -> str:
+    """Return the encoded identity under the present settings."""
+    return identify_with(identity, policy, conf.config().encoding)
+
+
+def redis_key(policy: Policy, identity: str, algo: str, window: int) -> str:
+    return counter_key(policy.name, algo, window, hash_tag=False).key(identity)

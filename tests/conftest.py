@@ -29,7 +29,7 @@ from tests.http import EVERY_WAY, Site
 from tests.internals import ALGORITHMS, conf, forget_limits, limits_in_use, redis_client, restore_limits
 
 NOW = 1_700_000_000_000  # 20 s into a window of a minute
-SLOW_FILES = {"test_channel", "test_cluster", "test_deployments", "test_failure", "test_sentinel"}
+SLOW_FILES = {"test_multiplexer", "test_cluster", "test_deployments", "test_failure", "test_sentinel"}
 SAME_PROCESS = {
     *("test_cluster", "test_deployments", "test_end_to_end", "test_example", "test_failure", "test_packaging"),
     "test_sentinel",

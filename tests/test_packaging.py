@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rlaas_django
-from rlaas_django.scripts import CHECK, REFUND, RESET
+from rlaas_django.backend.scripts import SCRIPTS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rlaas_django"
@@ -21,8 +21,8 @@ DIST_INFO = f"rlaas_django-{rlaas_django.__version__}.dist-info"
 
 IMPORT = """
 import json, rlaas_django, rlaas_django.testing
-from rlaas_django.scripts import CHECK, REFUND, RESET
-shas = [script.sha for script in (*CHECK.values(), *REFUND.values(), RESET)]
+from rlaas_django.backend.scripts import SCRIPTS
+shas = [script.sha for script in SCRIPTS]
 print(json.dumps([rlaas_django.__file__, rlaas_django.__version__, shas]))
 """
 
@@ -75,7 +75,7 @@ def test_the_package_works_as_it_is_installed(wheel, tmp_path):
     file, version, shas = json.loads(done.stdout)
     assert Path(file) == tmp_path / "rlaas_django" / "__init__.py"
     assert version == rlaas_django.__version__
-    assert shas == [script.sha for script in (*CHECK.values(), *REFUND.values(), RESET)]
+    assert shas == [script.sha for script in SCRIPTS]
 
 
 def test_the_changelog_tells_of_this_version():

@@ -411,9 +411,9 @@ def test_a_shadow_policy_that_fails_closed_refuses_nobody(site, unavailable):
 
 
 @both_ways
-def test_a_refund_that_fails_breaks_nothing(site, use, clock):
+def test_a_refund_that_fails_breaks_nothing(site, own, clock):
     def view(request):
-        use("unix:///nowhere.sock")
+        own.kill()
         return HttpResponse("ok")
 
     site.serve(rate_limit("5/m", charge_when=lambda response: False)(site.view(view)))

@@ -254,7 +254,7 @@ def test_at_most_so_many_lines_a_second_with_a_count_of_what_was_left_out(site, 
     next_second()
     site.get()
     following = lines()[3:]
-    assert [line for line in following if re.search(r"\b7 lines were left out", line)]
+    assert [line for line in following if re.search(r"\b7 lines were suppressed", line)]
     assert following[-1].startswith("refused")
 
 
@@ -291,4 +291,4 @@ def test_an_unavailable_redis_is_logged_as_an_error(site, lines, redis_unavailab
     site.get()
     errors = [record for record in caplog.records if record.name == "rlaas_django" and record.levelname == "ERROR"]
     assert len(errors) == 1
-    assert "could not be asked" in errors[0].getMessage()
+    assert "unavailable" in errors[0].getMessage()

@@ -141,7 +141,7 @@ def test_002_an_outcome_says_which_key_was_refused_and_why(clock):
 
 def test_002_the_scripts_are_under_version_control():
     for script in SCRIPTS:
-        assert re.fullmatch(r"prelude@\d+( \w+@\d+)+", script.version)
+        assert re.fullmatch(r"\w+@\d+( \w+@\d+)*", script.version)
 
 
 def test_003_the_fixed_window_is_one_integer_at_a_key_per_window(client, configure, clock):

@@ -107,6 +107,7 @@ def _start() -> None:
             return
         state.pid, state.last_round = os.getpid(), time.monotonic()
         state.thread = threading.Thread(target=_loop, name="rlaas_django", daemon=True)
+        atexit.register(_flush_at_exit)
         with contextlib.suppress(RuntimeError):  # no more threads can be started: requests flush instead
             state.thread.start()
 
@@ -120,6 +121,5 @@ def _loop() -> None:
         connections.close_all()  # the database connections of this thread, which restoring may have opened
 
 
-@atexit.register
 def _flush_at_exit() -> None:
     _run_jobs([recorder.flush], EXIT_TIMEOUT)

@@ -11,10 +11,10 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.test import Client, RequestFactory, override_settings
 from playwright.sync_api import expect
+from rlaas_django.identity import identify
 
 from rlaas_django import Policy, backend, check, peek
 from rlaas_django.admin import RateLimitsOfUser
-from rlaas_django.identity import identify
 from rlaas_django.models import Override
 from rlaas_django.stats import schema
 from tests.browser.admin_fixtures import CSP, PANEL, _open_page, _site, _users, crowd, past, send  # noqa: F401

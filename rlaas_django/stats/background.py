@@ -106,6 +106,8 @@ def _start() -> None:
         if state.pid == os.getpid():
             return
         state.pid, state.last_round = os.getpid(), time.monotonic()
+        atexit.unregister(_flush_at_exit)
+        atexit.register(_flush_at_exit)  # as late as possible: what is registered last runs first, before any teardown
         state.thread = threading.Thread(target=_loop, name="rlaas_django", daemon=True)
         with contextlib.suppress(RuntimeError):  # no more threads can be started: requests flush instead
             state.thread.start()
@@ -120,6 +122,5 @@ def _loop() -> None:
         connections.close_all()  # the database connections of this thread, which restoring may have opened
 
 
-@atexit.register
 def _flush_at_exit() -> None:
     _run_jobs([recorder.flush], EXIT_TIMEOUT)

@@ -76,5 +76,6 @@ class RefusalCache:
 
 def cached_refusals() -> RefusalCache:
     """Return the cache of this process under the present settings."""
-    found: RefusalCache = conf.config().derived.setdefault(RefusalCache, RefusalCache())
+    derived = conf.config().derived
+    found: RefusalCache = derived.get(RefusalCache) or derived.setdefault(RefusalCache, RefusalCache())
     return found

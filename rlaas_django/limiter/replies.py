@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -80,29 +81,26 @@ def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, *,
 
 def read(check: Check, reply: Any) -> Decision:
     """Return the decision that a script's reply means; UnavailableError when it is no reply of our scripts."""
-    policy_set = check.policy_set
     verify(check, reply)
+    policy_set = check.policy_set
     if len(policy_set.policies) == 1:
         allowed = reply[1] == 1 or policy_set.shadows[0]
     else:
-        verdicts = zip(reply[1::REPLY_SIZE], policy_set.shadows, strict=True)
-        allowed = all(passed == 1 or shadow for passed, shadow in verdicts)
+        allowed = all(map(operator.or_, reply[1::REPLY_SIZE], policy_set.shadows))
     receipts = [Receipt(check, reply)] if allowed and check.charge else []
     return Decision.from_reply(policy_set, check.identities, reply, allowed, receipts)
 
 
 def verify(check: Check, reply: Any) -> None:
-    """Raise UnavailableError when a reply is not of our scripts."""
-    policy_set = check.policy_set
+    """Raise UnavailableError unless a reply is one of our scripts: seven numbers for each policy after the time."""
     try:
-        if type(reply) is list and len(reply) == REPLY_SIZE * len(policy_set.policies) + 1:
-            sum(reply)  # TypeError unless all are numbers; quicker than to look at each
+        if type(reply) is list and len(reply) == REPLY_SIZE * len(check.identities) + 1 and sum(reply):
             return
-    except TypeError:
+    except TypeError:  # not all are numbers
         pass
-    error = backend.UnavailableError(f"a reply that is not of our scripts: {reply!r:.100}")
-    server = policy_set.topology.server_for(policy_set.keys(check.identities)[0])
-    if server is not None:
+    error = backend.UnavailableError(f"unexpected reply: {reply!r:.100}")
+    topology, keys = check.policy_set.topology, check.policy_set.keys(check.identities)
+    if (server := topology.server_for(keys[0])) is not None:
         server.breaker.log_error(error)
     raise error
 

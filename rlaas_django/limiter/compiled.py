@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from .. import backend, conf
-from ..backend.commands import Call, Command, pack
+from ..backend.commands import Call, pack
 from ..backend.scripts import for_algorithms
 from ..conf import Config
 from ..core import clock, process
-from ..core.keys import EncodedIdentity, Identity, counter_key, identify, is_plain_user, key_kind, override_key
+from ..core.keys import GLOBAL, EncodedIdentity, Identity, counter_key, identify, is_plain, key_kind, override_key
 from ..core.policy import DEFAULT, FIXED_WINDOW, Policies, Policy, PolicyError, script_arguments
 
 MAX_COMPILED = 1024  # sets per process
@@ -43,10 +44,10 @@ class CompiledPolicySet:
     """Policies that are decided together."""
 
     def __init__(self, policies: tuple[Policy, ...], config: Config, topology: backend.Topology) -> None:
-        self.policies, self.topology = policies, topology
+        self.policies, self.topology, self._clustered = policies, topology, topology.clustered
         self.enabled, self._encoding = config.enabled, config.encoding
         self.arguments = tuple(script_arguments(policy, config.algo) for policy in policies)
-        self.fixed_windows = tuple(each.window if each.algo == FIXED_WINDOW else 0 for each in self.arguments)
+        self.ttls = tuple(0 if each.algo == FIXED_WINDOW else each.window // 1000 for each in self.arguments)
         self.script = for_algorithms({each.algo for each in self.arguments})
         self.names = frozenset(policy.name for policy in policies)
         self.shadows = tuple(policy.shadow for policy in policies)
@@ -68,9 +69,9 @@ class CompiledPolicySet:
 
     def identify(self, identity: Identity) -> tuple[str, ...]:
         """Return the encoded identity that each policy counts."""
-        if self._all_by_user and type(identity) is str and is_plain_user(identity):
-            return (identity,) * len(self.policies)
-        if type(identity) is EncodedIdentity:
+        if type(identity) is EncodedIdentity or (
+            self._all_by_user and type(identity) is str and is_plain(identity) and identity != GLOBAL
+        ):
             return (identity,) * len(self.policies)
         return tuple([identify(identity, policy, self._encoding) for policy in self.policies])
 
@@ -83,12 +84,11 @@ class CompiledPolicySet:
         identity = identities[0]
         if cost == 1 and charge and clock.frozen is None and identities.count(identity) == len(identities):
             # Nearly every call. To fill a template takes a fifth of the time of packing (benchmarks/profile.py).
-            length = len(identity)
-            before, after = self._templates.get(length) or self._make_template(length)
+            before, after = self._templates.get(len(identity)) or self._make_template(len(identity))
             packed = f"{identity.join(before)}{unique}{after}".encode("ascii")
         else:
             packed = self._pack(identities, unique, cost, "check" if charge else "peek")
-        return Call(self.script, self._counters[0].key(identity), Command(packed))
+        return Call(self.script, self._counters[0].key(identity) if self._clustered else "", packed)
 
     def _pack(self, identities: Sequence[str], unique: str, cost: int, operation: str) -> bytes:
         """Return the command; identities are ASCII, or this raises."""
@@ -96,7 +96,7 @@ class CompiledPolicySet:
         overrides = [self._override.key(identity) for identity in (identities[:1] if same else identities)]
         keys = [key.encode("ascii") for key in (*self.keys(identities), *overrides)]
         arguments = (clock.script_time(), operation, unique, cost, *self._words)
-        return pack(("EVALSHA", self.script.sha, len(keys), *keys, *arguments)).packed
+        return pack(("EVALSHA", self.script.sha, len(keys), *keys, *arguments))
 
     def _make_template(self, length: int) -> tuple[list[str], str]:
         """Return what is around an identity of this length, and what follows the unique id."""
@@ -117,33 +117,33 @@ class CompiledPolicySet:
         return self._subsets[chosen]
 
 
+class CompiledSets:
+    """The sets that were compiled under the same settings, by what they were asked for."""
+
+    def __init__(self) -> None:
+        # Apart, because a policy equals its name, which may be defined otherwise in the settings.
+        self.by_name: dict[str | None, CompiledPolicySet] = {}
+        self.by_policies: dict[Policy | tuple[Policy, ...], CompiledPolicySet] = {}
+
+
 def compile_policies(policy: Policies) -> CompiledPolicySet:
     """Return the compiled set of a policy, of its name, or of several; None is the default policy."""
-    compiled = compiled_sets()
-    if policy is None or isinstance(policy, (str, Policy)):
-        key: object = (type(policy), policy)
-        return compiled.get(key) or _compile(compiled, key, (policy,))
-    policies = tuple(policy)
-    key = (*map(type, policies), *policies)
-    return compiled.get(key) or _compile(compiled, key, policies)
-
-
-def compiled_sets() -> dict[object, CompiledPolicySet]:
-    """Return the sets that were compiled under the present settings.
-
-    The types of the policies are part of the key: a policy equals its name, which may be defined otherwise.
-    """
-    found: dict[object, CompiledPolicySet] = conf.config().derived.setdefault(CompiledPolicySet, {})
-    return found
+    config = conf.config()
+    sets: CompiledSets = config.derived.get(CompiledSets) or config.derived.setdefault(CompiledSets, CompiledSets())
+    if isinstance(policy, Policy):
+        return sets.by_policies.get(policy) or _compile(sets.by_policies, policy, (policy,), config)
+    if policy is None or isinstance(policy, str):
+        return sets.by_name.get(policy) or _compile(sets.by_name, policy, (policy,), config)
+    policies = tuple([each if isinstance(each, Policy) else config.policy(each) for each in policy])
+    return sets.by_policies.get(policies) or _compile(sets.by_policies, policies, policies, config)
 
 
 def _compile(
-    compiled: dict[object, CompiledPolicySet], key: object, policies: Sequence[str | Policy | None]
+    sets: dict[Any, CompiledPolicySet], key: Any, policies: Sequence[str | Policy | None], config: Config
 ) -> CompiledPolicySet:
-    if len(compiled) >= MAX_COMPILED:
-        compiled.clear()
-    config = conf.config()
-    compiled[key] = found = CompiledPolicySet(choose(policies, config), config, backend.topology())
+    if len(sets) >= MAX_COMPILED:
+        sets.clear()
+    sets[key] = found = CompiledPolicySet(choose(policies, config), config, backend.topology())
     return found
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import backend
 from ..backend.commands import Call, script_call
 from ..backend.scripts import for_algorithms
 from ..core.clock import script_time
-from ..core.decision import CHARGED_AT, LIMIT, REPLY_SIZE, Decision, Outcome, read_outcomes
+from ..core.decision import REPLY_SIZE, Decision, Outcome, read_outcomes
 from ..core.keys import Identity
 from ..core.policy import MAX_PRODUCT, Policies, ScriptArguments, shown
 from .compiled import CompiledPolicySet, compile_policies, unique_ids
@@ -37,33 +37,6 @@ class Check(NamedTuple):
         return Check(self.policy_set.subset(indexes), identities, self.unique, self.cost, charge)
 
 
-class Receipt(NamedTuple):
-    """What a check charged, for its refund."""
-
-    check: Check
-    reply: list[Any]
-
-    def refund_call(self) -> Call | None:
-        """Return the call that refunds it; None when nothing was charged."""
-        policy_set, identities, unique, cost, _ = self.check
-        charged = [*self._charged()]
-        if not charged:
-            return None
-        keys = policy_set.keys(identities)
-        words = [word for _, arguments, charged_at in charged for word in (*arguments, charged_at)]
-        script = for_algorithms({arguments.algo for _, arguments, _ in charged})
-        return script_call(
-            script, [keys[i] for i, *_ in charged], (script_time(), "refund", unique, cost, *words), is_refund=True
-        )
-
-    def _charged(self) -> Iterator[tuple[int, ScriptArguments, int]]:
-        """Return which policies were charged, under which limit, and when."""
-        for i, arguments in enumerate(self.check.policy_set.arguments):
-            limit, charged_at = self.reply[REPLY_SIZE * i + LIMIT], self.reply[REPLY_SIZE * i + CHARGED_AT]
-            if charged_at >= 0:
-                yield i, with_limit(arguments, limit), charged_at
-
-
 def with_limit(arguments: ScriptArguments, limit: int) -> ScriptArguments:
     """Return a policy's arguments under the limit that it was decided with, which an override may have set."""
     return arguments if limit == arguments.capacity else arguments._replace(limit=limit, capacity=limit)
@@ -73,22 +46,19 @@ def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, *,
     """Return the check of an identity under these policies."""
     if type(cost) is not int or cost < 0:
         raise ValueError(f"The cost {shown(cost)} is not a whole number of at least 0.")
-    policy_set = policy if isinstance(policy, CompiledPolicySet) else compile_policies(policy)
-    return Check(
-        policy_set, policy_set.identify(identity), unique_ids.next(), min(cost, NEVER_FITS), charge and cost > 0
-    )
+    policy_set = policy if type(policy) is CompiledPolicySet else compile_policies(policy)  # type: ignore[arg-type]
+    if cost != 1:
+        cost, charge = min(cost, NEVER_FITS), charge and cost > 0
+    return Check(policy_set, policy_set.identify(identity), unique_ids.next(), cost, charge)
 
 
 def read(check: Check, reply: Any) -> Decision:
     """Return the decision that a script's reply means; UnavailableError when it is no reply of our scripts."""
+    policy_set, identities, _, _, charge = check
     verify(check, reply)
-    policy_set = check.policy_set
-    if len(policy_set.policies) == 1:
-        allowed = reply[1] == 1 or policy_set.shadows[0]
-    else:
-        allowed = all(map(operator.or_, reply[1::REPLY_SIZE], policy_set.shadows))
-    receipts = [Receipt(check, reply)] if allowed and check.charge else []
-    return Decision.from_reply(policy_set, check.identities, reply, allowed, receipts)
+    allowed = all(map(operator.or_, reply[1::REPLY_SIZE], policy_set.shadows))
+    receipts = [(check, reply)] if allowed and charge else []
+    return Decision.from_reply(policy_set, identities, reply, allowed, receipts)
 
 
 def verify(check: Check, reply: Any) -> None:
@@ -103,6 +73,24 @@ def verify(check: Check, reply: Any) -> None:
     if (server := topology.server_for(keys[0])) is not None:
         server.breaker.log_error(error)
     raise error
+
+
+def refund_call(check: Check, reply: list[Any]) -> Call | None:
+    """Return the call that refunds what a check charged; None when it charged nothing."""
+    policy_set, identities, unique, cost, _ = check
+    keys, words, algorithms = [], [], set()
+    rows = zip(
+        policy_set.keys(identities), policy_set.arguments, reply[6::REPLY_SIZE], reply[7::REPLY_SIZE], strict=True
+    )
+    for key, arguments, limit, charged_at in rows:
+        if charged_at >= 0:
+            keys.append(key)
+            words += (*with_limit(arguments, limit), charged_at)
+            algorithms.add(arguments.algo)
+    if not keys:
+        return None
+    words = [script_time(), "refund", unique, cost, *words]
+    return script_call(for_algorithms(algorithms), keys, words, is_refund=True)
 
 
 def outcomes(check: Check, reply: Any) -> tuple[Outcome, ...]:

@@ -78,10 +78,11 @@ def verify(check: Check, reply: Any) -> None:
 def refund_call(check: Check, reply: list[Any]) -> Call | None:
     """Return the call that refunds what a check charged; None when it charged nothing."""
     policy_set, identities, unique, cost, _ = check
-    keys, words, algorithms = [], [], set()
-    rows = zip(
-        policy_set.keys(identities), policy_set.arguments, reply[6::REPLY_SIZE], reply[7::REPLY_SIZE], strict=True
-    )
+    keys: list[str] = []
+    words: list[str | int] = []
+    algorithms: set[str] = set()
+    limits, stamps = reply[6::REPLY_SIZE], reply[7::REPLY_SIZE]
+    rows = zip(policy_set.keys(identities), policy_set.arguments, limits, stamps, strict=True)
     for key, arguments, limit, charged_at in rows:
         if charged_at >= 0:
             keys.append(key)

@@ -44,6 +44,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("tests")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in SLOW_FILES:

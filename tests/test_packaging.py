@@ -1,4 +1,4 @@
-"""What our users install: the wheel, built here and looked into."""
+"""The wheel, built here and looked into."""
 
 from __future__ import annotations
 
@@ -13,23 +13,28 @@ from pathlib import Path
 import pytest
 
 import rlaas_django
-from rlaas_django.scripts import CHECK, REFUND, RESET
+from tests.internals import ALGORITHMS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rlaas_django"
 DIST_INFO = f"rlaas_django-{rlaas_django.__version__}.dist-info"
 
-IMPORT = """
-import json, rlaas_django, rlaas_django.testing
-from rlaas_django.scripts import CHECK, REFUND, RESET
-shas = [script.sha for script in (*CHECK.values(), *REFUND.values(), RESET)]
-print(json.dumps([rlaas_django.__file__, rlaas_django.__version__, shas]))
+PROGRAM = """
+import json, sys, django, rlaas_django
+from django.conf import settings
+from rlaas_django import Policy, check, refund, reset
+from rlaas_django.testing import embedded_redis
+settings.configure(CACHES={"default": embedded_redis()}, INSTALLED_APPS=["rlaas_django"])
+django.setup()
+policies = [Policy(algo, "1/m", algo=algo) for algo in json.loads(sys.argv[1])]
+decisions = [check("alice", policy).allowed for policy in policies for _ in range(2)]
+print(json.dumps([rlaas_django.__file__, rlaas_django.__version__, decisions, reset("alice", policies)]))
 """
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """Built with the hatchling that is installed, as an isolated build would fetch one from the network."""
+    """Build the wheel with the hatchling that is installed, as an isolated build would download one."""
     built = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(built), str(ROOT)]
     done = subprocess.run(build, capture_output=True, text=True)
@@ -66,19 +71,25 @@ def test_the_wheel_holds_the_licence(wheel):
 
 
 def test_the_package_works_as_it_is_installed(wheel, tmp_path):
-    """Where only the wheel's files are, the scripts come out the same."""
+    """With the wheel's files alone, every algorithm works."""
     zipfile.ZipFile(wheel).extractall(tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROGRAM, json.dumps(ALGORITHMS)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
-    file, version, shas = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    file, version, decisions, deleted = json.loads(done.stdout)
     assert Path(file) == tmp_path / "rlaas_django" / "__init__.py"
     assert version == rlaas_django.__version__
-    assert shas == [script.sha for script in (*CHECK.values(), *REFUND.values(), RESET)]
+    assert decisions == [True, False] * len(ALGORITHMS)
+    assert deleted == len(ALGORITHMS)
 
 
-def test_the_changelog_tells_of_this_version():
+def test_the_changelog_has_a_heading_for_this_version():
     heading = rf"^## {re.escape(rlaas_django.__version__)}\b"
     assert re.search(heading, (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE), (
         f"CHANGELOG.md has no heading '## {rlaas_django.__version__}'"

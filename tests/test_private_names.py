@@ -21,6 +21,7 @@ import rlaas_django
 PACKAGE = Path(rlaas_django.__file__).parent
 # Documented though they begin with an underscore: Django's Model API, and NamedTuple's.
 PUBLIC = {"_meta", "_default_manager", "_base_manager", "_replace", "_asdict", "_fields", "_make"}
+BY_NAME = ("getattr", "setattr", "hasattr", "delattr")
 # Django's RedisCache has no public way to its client.
 EXCEPTIONS = {("backend/client.py", "_cache"): 1}
 
@@ -62,6 +63,10 @@ def is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
+def is_super(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
+
+
 def private_accesses(tree: ast.Module) -> list[tuple[int, str]]:
     """Return the line and the name of each access to a private attribute of somebody else's object."""
     ours, found = own_names(tree), []
@@ -71,7 +76,7 @@ def private_accesses(tree: ast.Module) -> list[tuple[int, str]]:
             inside = inside | defined_in(node)
         if isinstance(node, ast.Attribute) and is_private(node.attr) and not allowed(node, inside):
             found.append((node.lineno, node.attr))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "setattr"):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in BY_NAME:
             name = node.args[1] if len(node.args) > 1 else None
             if isinstance(name, ast.Constant) and isinstance(name.value, str) and is_private(name.value):
                 found.append((node.lineno, name.value))
@@ -79,7 +84,7 @@ def private_accesses(tree: ast.Module) -> list[tuple[int, str]]:
             visit(child, inside)
 
     def allowed(node: ast.Attribute, inside: set[str]) -> bool:
-        if is_self(node.value) or node.attr in inside:
+        if is_self(node.value) or (node.attr in inside and not is_super(node.value)):
             return True
         return isinstance(node.value, ast.Name) and node.value.id in ours
 
@@ -149,6 +154,7 @@ def test_no_class_uses_or_overrides_private_names_of_somebody_else_s_base():
         ("setattr(response, '_has_been_logged', True)", ["_has_been_logged"]),
         ("import redis\nredis._compat", ["_compat"]),
         ("class A(redis.Connection):\n    def f(self):\n        super()._connect()", ["_connect"]),
+        ("class A(Mixin):\n    def _connect(self):\n        super()._connect()", ["_connect"]),
         ("model._meta.fields", []),
         ("value._replace(a=1)", []),
         ("obj.__class__", []),

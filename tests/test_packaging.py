@@ -45,7 +45,8 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def names(wheel) -> set[str]:
-    return set(zipfile.ZipFile(wheel).namelist())
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
 
 
 def test_the_wheel_is_for_every_platform(wheel):
@@ -67,12 +68,14 @@ def test_the_wheel_holds_every_file_of_the_package(names):
 
 
 def test_the_wheel_holds_the_licence(wheel):
-    assert zipfile.ZipFile(wheel).read(f"{DIST_INFO}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read(f"{DIST_INFO}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
 
 
 def test_the_package_works_as_it_is_installed(wheel, tmp_path):
     """With the wheel's files alone, every algorithm works."""
-    zipfile.ZipFile(wheel).extractall(tmp_path)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(ALGORITHMS)],

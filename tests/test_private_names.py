@@ -8,6 +8,7 @@ must not use or override the private names of a base class that is not ours.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -118,24 +119,21 @@ def own_classes() -> Iterator[type]:
 
 def private_names_of_bases(own: type) -> list[str]:
     """Return the private names of base classes that are not ours which a class uses on self, or overrides."""
-    try:
-        source = inspect.getsource(own)
-    except OSError:  # made at run time, as a NamedTuple is
-        return []
-    used = {
-        name for name in re.findall(r"\b(?:self|cls|super\(\))\.(_\w+)|def (_\w+)", source) for name in name if name
-    }
+    used = set(re.findall(r"(?:\bself\.|\bcls\.|\bsuper\(\)\.|\bdef )(_\w+)", source_of(own)))
     bases = [base for base in own.__mro__ if base.__module__.partition(".")[0] not in ("rlaas_django", "builtins")]
     return sorted(name for name in filter(is_private, used) if any(defines(base, name) for base in bases))
 
 
 def defines(base: type, name: str) -> bool:
-    if name in vars(base):
-        return True
+    return name in vars(base) or re.search(rf"\bself\.{name}\b", source_of(base)) is not None
+
+
+@functools.cache
+def source_of(each: type) -> str:
     try:
-        return re.search(rf"\bself\.{name}\b", inspect.getsource(base)) is not None
-    except (OSError, TypeError):  # without a source, as C has it
-        return False
+        return inspect.getsource(each)
+    except (OSError, TypeError):  # made at run time, as a NamedTuple is, or written in C
+        return ""
 
 
 @pytest.mark.xfail(strict=False, reason="until the backend uses public calls only: ARCHITECTURE.md §3")

@@ -4,8 +4,8 @@
 the long tier is said in three ways: a whole file in SLOW_FILES below, a test or a parameter by `pytest.mark.slow`, and
 the full size of a test that takes the fixture `scale`.
 
-Each process of pytest-xdist has a server of its own (tests/settings.py). The tests of a file that starts more than
-that for all of its tests, such as a Cluster, stay in one process: SAME_PROCESS.
+Each process of pytest-xdist has a server of its own (tests/settings.py). The tests of a file stay in one process
+(`--dist loadfile`), as many files start a site or a Cluster for all of their tests.
 """
 
 from __future__ import annotations
@@ -30,26 +30,21 @@ from tests.internals import ALGORITHMS, conf, forget_limits, limits_in_use, redi
 
 NOW = 1_700_000_000_000  # 20 s into a window of a minute
 SLOW_FILES = {"test_multiplexer", "test_cluster", "test_deployments", "test_failure", "test_sentinel"}
-SAME_PROCESS = {
-    *("test_cluster", "test_deployments", "test_end_to_end", "test_example", "test_failure", "test_packaging"),
-    "test_sentinel",
-}
 
 # No deadline: an example that takes long on a busy machine is no failure.
 hypothesis.settings.register_profile(
     "tests",
     deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("tests")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in SLOW_FILES:
             item.add_marker("slow")
-        if item.path.stem in SAME_PROCESS and config.pluginmanager.has_plugin("xdist"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(autouse=True)

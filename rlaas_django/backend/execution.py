@@ -56,15 +56,19 @@ def _send_again(where: Topology, call: Call, server: Server, error: ResponseErro
     while True:
         attempt = _next_attempt(where, call, server, error, deadline)
         time.sleep(attempt.pause)
+        loading = attempt.load_script
         try:
-            if attempt.load_script:
+            if loading:
                 server.send(_script_load(call))
+                loading = False
             server = _redirect(where, call, server, error, attempt)
             if attempt.asking:
                 return server.send(with_asking(call.command), timeout=timeout)[-1]
             return server.send(call.command, timeout=timeout)
         except ResponseError as another:
             error = another
+            if loading:  # it will not load another time either
+                deadline = 0.0
         except RedisError as failure:
             raise _unavailable(where, failure) from failure
 
@@ -75,15 +79,19 @@ async def _asend_again(where: Topology, call: Call, server: Server, error: Respo
     while True:
         attempt = _next_attempt(where, call, server, error, deadline)
         await asyncio.sleep(attempt.pause)
+        loading = attempt.load_script
         try:
-            if attempt.load_script:
+            if loading:
                 await server.asend(_script_load(call))
+                loading = False
             server = _redirect(where, call, server, error, attempt)
             if attempt.asking:
                 return (await server.asend(with_asking(call.command)))[-1]
             return await server.asend(call.command)
         except ResponseError as another:
             error = another
+            if loading:  # it will not load another time either
+                deadline = 0.0
         except RedisError as failure:
             raise _unavailable(where, failure) from failure
 

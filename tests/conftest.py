@@ -11,6 +11,8 @@ Each process of pytest-xdist has a server of its own (tests/settings.py). The te
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 import socket
 import ssl
 from collections import Counter
@@ -25,8 +27,17 @@ from example_project.redis_server import Server
 from rlaas_django.signals import backend_failed
 from rlaas_django.testing import frozen_clock, reset
 from tests.deployments import Node
-from tests.http import EVERY_WAY, Site
-from tests.internals import ALGORITHMS, conf, forget_limits, limits_in_use, redis_client, restore_limits
+from tests.http import BOTH_WAYS, EVERY_WAY, Site
+from tests.internals import (
+    ALGORITHMS,
+    breaker_module,
+    conf,
+    forget_limits,
+    limits_in_use,
+    redis_client,
+    restore_limits,
+)
+from tests.outages import LONG_TIMEOUT, BreakerClock, ProxiedServer, SiteOnOneLoop
 
 NOW = 1_700_000_000_000  # 20 s into a window of a minute
 SLOW_FILES = {"test_multiplexer", "test_cluster", "test_deployments", "test_failure", "test_sentinel"}
@@ -166,6 +177,41 @@ def redis_unavailable(use):
     use("unix:///nowhere.sock")
 
 
+@pytest.fixture(scope="module")
+def _proxied_server():
+    server = ProxiedServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def target(_proxied_server) -> ProxiedServer:
+    """A server and a proxy before it, for faults; empty and without any at the beginning of the test."""
+    _proxied_server.restore()
+    return _proxied_server
+
+
+@pytest.fixture
+def use_url(settings, configure):
+    """Have the limiter use a server, and log everything."""
+
+    def use(url: str, timeout: float = LONG_TIMEOUT, **pool_options) -> None:
+        if pool_options:  # django-redis keeps a pool by its URL, whatever the other options are
+            url = f"{url}?client_name=pool-{next(_pool_numbers)}"
+        entry = {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": url,
+            "OPTIONS": {"CONNECTION_POOL_KWARGS": pool_options},
+        }
+        settings.CACHES = {**settings.CACHES, "default": entry}
+        configure(TIMEOUT=timeout, LOG_LINES_PER_SECOND=1000)
+
+    return use
+
+
+_pool_numbers = itertools.count()
+
+
 @pytest.fixture(scope="session")
 def certificate():
     """Return a server's TLS context for 127.0.0.1 and localhost, and the path of the certificate to trust."""
@@ -211,7 +257,34 @@ def site(request, settings):
     return Site(request.param, settings)
 
 
+@pytest.fixture(params=BOTH_WAYS)
+def site_on_one_loop(request, settings):
+    """A site behind WSGI and behind ASGI, there on one event loop, where a connection to Redis stays open."""
+    with asyncio.Runner() as runner:
+        yield SiteOnOneLoop(request.param, settings, runner)
+
+
+@pytest.fixture
+def breaker_clock(monkeypatch) -> BreakerClock:
+    """The clock of circuit breakers, which stands still."""
+    clock = BreakerClock()
+    monkeypatch.setattr(breaker_module, "time", clock)
+    return clock
+
+
 # Observation
+
+
+@pytest.fixture
+def log_lines(caplog):
+    """`log_lines(text)`: the lines of our logger that contain it."""
+    caplog.set_level(logging.DEBUG, logger="rlaas_django")
+
+    def containing(text: str) -> list[str]:
+        lines = [record.getMessage() for record in caplog.records if record.name == "rlaas_django"]
+        return [line for line in lines if text in line]
+
+    return containing
 
 
 @pytest.fixture
@@ -226,6 +299,19 @@ def connects(monkeypatch):
 
     monkeypatch.setattr(socket.socket, "connect", counting)
     return seen
+
+
+@pytest.fixture
+def failure_signals():
+    """Collect what `backend_failed` was sent with."""
+    signals = []
+
+    def receiver(sender, **sent):
+        signals.append(sent)
+
+    backend_failed.connect(receiver)
+    yield signals
+    backend_failed.disconnect(receiver)
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ import lupa.lua51
 import pytest
 
 from rlaas_django.backend import scripts
-from rlaas_django.core.policy import ALGORITHMS, FIXED_WINDOW, SLIDING_WINDOW, TOKEN_BUCKET
 from rlaas_django.backend.scripts import ALL_ALGORITHMS, BY_ALGORITHM, FILES, OVERRIDE, RECORD, Script, for_algorithms
+from rlaas_django.core.policy import ALGORITHMS, FIXED_WINDOW, SLIDING_WINDOW, TOKEN_BUCKET
 
 LUA = Path(scripts.__file__).with_name("lua")
 LOCK = Path(__file__).with_name("lua_versions.json")

@@ -52,12 +52,13 @@ async def aexecute(where: Topology, call: Call) -> Any:
 
 def _send_again(where: Topology, call: Call, server: Server, error: ResponseError, timeout: float | None) -> Any:
     """Send a call again for as long as the server replies that nothing was run, within the timeout."""
-    deadline = time.monotonic() + where.timeout
+    deadline, loaded = time.monotonic() + where.timeout, False
     while True:
-        attempt = _next_attempt(where, call, server, error, deadline)
+        attempt = _next_attempt(where, call, server, error, deadline, loaded)
         time.sleep(attempt.pause)
         try:
             if attempt.load_script and call.script is not None:
+                loaded = True
                 server.send(load_call(call.script))
             server = _redirect(where, call, server, error, attempt)
             if attempt.asking:
@@ -71,12 +72,13 @@ def _send_again(where: Topology, call: Call, server: Server, error: ResponseErro
 
 async def _asend_again(where: Topology, call: Call, server: Server, error: ResponseError) -> Any:
     """As `_send_again`, without blocking the event loop."""
-    deadline = time.monotonic() + where.timeout
+    deadline, loaded = time.monotonic() + where.timeout, False
     while True:
-        attempt = _next_attempt(where, call, server, error, deadline)
+        attempt = _next_attempt(where, call, server, error, deadline, loaded)
         await asyncio.sleep(attempt.pause)
         try:
             if attempt.load_script and call.script is not None:
+                loaded = True
                 await server.asend(load_call(call.script))
             server = _redirect(where, call, server, error, attempt)
             if attempt.asking:
@@ -88,7 +90,9 @@ async def _asend_again(where: Topology, call: Call, server: Server, error: Respo
             raise _unavailable(where, failure) from failure
 
 
-def _next_attempt(where: Topology, call: Call, server: Server, error: ResponseError, deadline: float) -> NextAttempt:
+def _next_attempt(
+    where: Topology, call: Call, server: Server, error: ResponseError, deadline: float, loaded: bool
+) -> NextAttempt:
     """Return how to send a call again; UnavailableError when that would not help."""
     if not where.clustered and isinstance(error, (AskError, MovedError, ClusterCrossSlotError)):
         wrong = UnavailableError(
@@ -97,7 +101,7 @@ def _next_attempt(where: Topology, call: Call, server: Server, error: ResponseEr
         )
         server.breaker.log_error(wrong)
         raise wrong from error
-    attempt = next_attempt(error, is_refund=call.is_refund)
+    attempt = next_attempt(error, loaded=loaded, is_refund=call.is_refund)
     if attempt is None or time.monotonic() > deadline:
         server.breaker.log_error(error)
         raise _unavailable(where, error) from error

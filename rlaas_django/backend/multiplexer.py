@@ -31,7 +31,7 @@ class Multiplexer:
     """Runs commands of one event loop on one server, each batch within `timeout` seconds."""
 
     def __init__(
-        self, make_connection: Callable[[], Any], timeout: float, on_failure: Callable[[Exception], object]
+        self, make_connection: Callable[[], Any], timeout: float, on_failure: Callable[[Exception], Exception]
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._connection, self._timeout, self._on_failure = make_connection(), timeout, on_failure
@@ -147,9 +147,9 @@ class Multiplexer:
     def _fail(self, error: Exception) -> None:
         """Fail everything that was sent or is waiting: nobody knows which of the commands ran."""
         self._stop()
-        self._on_failure(error)
+        failure = self._on_failure(error)
         for pending in self._take_all():
-            pending.reply.set_exception(error)
+            pending.reply.set_exception(failure)
 
     def _abandon(self) -> None:
         """Cancel everything that was sent or is waiting, because the loop ends."""

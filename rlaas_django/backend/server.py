@@ -47,11 +47,16 @@ class Server:
             self._record_error(error, admin=timeout is not None)
             raise
         except BaseException as error:
-            if connection is not None:
-                pool.discard(connection)
-            if isinstance(error, Exception):
-                raise self._record_failure(error) from error
-            raise
+            # Recorded first: a thread that waits for the connection would take it to a server that fails.
+            failure = self._record_failure(error) if isinstance(error, Exception) else error
+            try:
+                if connection is not None:
+                    pool.discard(connection)
+                if failure is error:
+                    raise
+                raise failure from error
+            finally:
+                del failure  # or it and this frame, with the connection, would keep each other alive
         pool.release(connection)
         if self.breaker.error is not None or call.replies > 1:
             self._record_reply(reply, admin=timeout is not None)
@@ -69,9 +74,12 @@ class Server:
         return reply
 
     def _open_multiplexer(self, loop: asyncio.AbstractEventLoop) -> Multiplexer:
-        for each in [each for each in _multiplexers if each.loop.is_closed()]:
-            _multiplexers.discard(each)
-        self._loops = {each: kept for each, kept in self._loops.items() if not each.is_closed()}
+        for each in list(_multiplexers):  # other threads add theirs meanwhile
+            if each.loop.is_closed():
+                _multiplexers.discard(each)
+        for other in list(self._loops):
+            if other.is_closed():
+                self._loops.pop(other, None)
         multiplexer = self._loops[loop] = Multiplexer(
             lambda: self.options.async_connection(self.timeout), self.timeout, self._record_failure
         )
@@ -100,6 +108,7 @@ class Server:
     def _record_failure(self, error: Exception) -> Exception:
         """Tell the breaker that a call had no reply; return the error as one of redis-py's."""
         if isinstance(error, PoolExhaustedError):
+            self.breaker.log_error(error)
             return error
         if isinstance(error, (TimeoutError, redis.TimeoutError)):
             error = redis.TimeoutError(f"timeout after {self.timeout:g} s")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -59,7 +59,7 @@ class Encoding(NamedTuple):
     """The settings that an encoded identity depends on."""
 
     ipv6_prefix: int
-    secret: bytes  # what credentials are digested with
+    secret: Callable[[], bytes]  # what credentials are digested with
 
 
 class KeyTemplate(NamedTuple):
@@ -140,7 +140,7 @@ def encode_name(kind: str, name: object, encoding: Encoding) -> str:
     if kind == "ip":
         return _encode_address(text, encoding.ipv6_prefix)
     if kind in ("token", "header"):
-        text = digest(text, encoding.secret)  # a credential, or likely one
+        text = digest(text, encoding.secret())  # a credential, or likely one
     return f"{kind}={encode(text)}"
 
 

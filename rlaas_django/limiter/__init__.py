@@ -249,7 +249,8 @@ def _refund(receipt: Any) -> int:
     call, policy_set = refund_call(*receipt), receipt[0].policy_set
     if call is None:
         return 0
-    refunded = int(sum(backend.execute(policy_set.topology, call)))
+    # Not the check's topology: this may be a fork of its process, which must not use its connections.
+    refunded = int(sum(backend.execute(backend.topology(), call)))
     cached_refusals().invalidate(policy_set.names)
     return refunded
 
@@ -260,7 +261,7 @@ async def _arefund(receipt: Any) -> int:
     call, policy_set = refund_call(*receipt), receipt[0].policy_set
     if call is None:
         return 0
-    refunded = int(sum(await backend.aexecute(policy_set.topology, call)))
+    refunded = int(sum(await backend.aexecute(backend.topology(), call)))
     cached_refusals().invalidate(policy_set.names)
     return refunded
 

@@ -50,6 +50,7 @@ class RefusalCache:
         if (
             not check.policy_set.cacheable
             or clock.frozen is not None
+            or decision.degraded  # Redis may be available again
             or not 0 < decision.retry_after < math.inf
             or not registry.refundable.isdisjoint(check.policy_set.names)
             or self._is_invalid(check, checked_at)

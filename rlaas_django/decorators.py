@@ -16,7 +16,8 @@ from .core.policy import DEFAULT, NAME, RATE_FORMS, KeyFunction, Policy, PolicyE
 from .core.registry import Limits as LimitsInUse
 from .core.rules import with_head
 from .http.gate import aenter, enter
-from .http.limits import Limits, Respond
+from .http.limits import Limits
+from .http.responses import Respond
 from .http.view_names import owner_of, policy_name, view_name
 
 View = Callable[..., Any]
@@ -198,7 +199,8 @@ def _limited_function(view: View, limits: Limits) -> View:
 
         @functools.wraps(view)
         def limited(*args: Any, **kwargs: Any) -> Any:
-            return run(limits, _request(args, kwargs), view, *args, **kwargs)
+            request = args[0] if args and hasattr(args[0], "META") else _request(args, kwargs)
+            return run(limits, request, view, *args, **kwargs)
 
     return limited
 

@@ -31,11 +31,12 @@ from rlaas_django.core.policy import (
 )
 from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
 from rlaas_django.http import responses
-from rlaas_django.http.proxies import client_address
+from rlaas_django.http.identity import client_address
 from rlaas_django.http.responses import whole_seconds
 from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter import refusal_cache
-from rlaas_django.limiter.compiled import compile_policies, unique_ids
+from rlaas_django.limiter.compiled import Check, compile_policies
+from rlaas_django.limiter.compiled import plan as check_plan
 from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
 from rlaas_django.stats.background import paused as paused_background
 from rlaas_django.stats.background import run as run_background_jobs
@@ -56,6 +57,7 @@ __all__ = [
     "SLIDING_WINDOW_COUNTER",
     "TOKEN_BUCKET",
     "YEAR",
+    "Check",
     "CircuitBreaker",
     "Decision",
     "EncodedIdentity",
@@ -170,9 +172,9 @@ def cached_refusals() -> int:
 
 
 def unique_id() -> str:
-    return unique_ids.next()
+    return check_plan("alice", None, 1).unique
 
 
 def pack_words(words) -> bytes:
     """Return a command as hiredis packs it."""
-    return pack(words).packed
+    return pack(words)

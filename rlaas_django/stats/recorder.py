@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -36,11 +35,6 @@ class State:
 
 state = State()
 process.on_fork(state.reset)
-
-
-def record(decision: Decision, method: str, path: str) -> None:
-    """Keep a decision about a request until the next flush."""
-    state.pending.append((time.time(), decision, method, path))
 
 
 def flush() -> None:

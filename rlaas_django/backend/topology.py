@@ -133,9 +133,9 @@ class ClusterTopology(DiscoveredTopology):
 
     def discover(self) -> bool:
         if self._cluster is None:
-            options = {
-                name: value for name, value in self._node_options.options.items() if name not in ("host", "port")
-            }
+            options = {name: v for name, v in self._node_options.options.items() if name not in ("host", "port")}
+            if not options.get("db"):  # RedisCluster() takes none, not even the 0 of `redis://host:port/0`
+                options.pop("db", None)
             self._cluster = redis.RedisCluster(
                 startup_nodes=[ClusterNode(*seed) for seed in self._seeds],  # type: ignore[no-untyped-call]
                 require_full_coverage=False,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rlaas_django import backend, conf, log
-from rlaas_django.backend.scripts import SCRIPTS
+from rlaas_django.backend.commands import pack
+from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
 from rlaas_django.checks import check_proxies, check_settings
 from rlaas_django.conf import POLICY_OPTIONS
 from rlaas_django.core import registry
@@ -27,6 +28,9 @@ from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
 from rlaas_django.http import responses
 from rlaas_django.http.proxies import client_address
 from rlaas_django.http.responses import whole_seconds
+from rlaas_django.limiter import refusal_cache
+from rlaas_django.limiter.compiled import compile_policies, unique_ids
+from rlaas_django.stats.background import paused as paused_background
 from rlaas_django.stats.background import run as run_background_jobs
 
 __all__ = [
@@ -48,9 +52,11 @@ __all__ = [
     "Outcome",
     "Policy",
     "Rate",
+    "cached_refusals",
     "check_proxies",
     "check_settings",
     "client_address",
+    "compile_policies",
     "conf",
     "encode",
     "escape_for_log",
@@ -59,11 +65,16 @@ __all__ = [
     "identify",
     "limits_in_use",
     "log",
+    "pack_words",
+    "paused_background",
     "redis_client",
     "redis_key",
     "restore_limits",
     "run_background_jobs",
+    "script_for",
+    "single_server",
     "strictest",
+    "unique_id",
     "whole_seconds",
 ]
 
@@ -108,3 +119,27 @@ def identify(identity, policy: Policy) -> str:
 
 def redis_key(policy: Policy, identity: str, algo: str, window: int) -> str:
     return counter_key(policy.name, algo, window, hash_tag=False).key(identity)
+
+
+def script_for(*algorithms: str):
+    """Return the script that decides policies of these algorithms."""
+    return for_algorithms(algorithms)
+
+
+def single_server():
+    """Return the server of the present settings, with its circuit breaker."""
+    return backend.topology().master
+
+
+def cached_refusals() -> int:
+    """Return how many refusals this process has cached."""
+    return len(refusal_cache.cached_refusals()._entries)
+
+
+def unique_id() -> str:
+    return unique_ids.next()
+
+
+def pack_words(words) -> bytes:
+    """Return a command as hiredis packs it."""
+    return pack(words).packed

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import redis
+from rlaas_django.lines import FRESH
 
 from rlaas_django import breaker
-from rlaas_django.lines import FRESH
 from tests.deployments import HOST, Node, wait_until
 from tests.faults import CHUNK, Proxy, messages
 from tests.http import Site, judge

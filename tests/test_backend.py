@@ -1,145 +1,32 @@
-"""The way to Redis: round trips, connections, and what must not be sent twice."""
+"""The way to Redis: round trips, connections, options of the cache, and calls that are not sent twice."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import multiprocessing
-import os
 import random
-import signal
 import socket
 import sys
-import threading
-import time
 from contextlib import contextmanager
 
 import pytest
-import redis
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+import rlaas_django
 from example_project.redis_server import Server
-from rlaas_django import Policy, acheck, apeek, backend, check, peek, refund, reset
-from rlaas_django.policy import ALGORITHMS, SLIDING_WINDOW, YEAR
-from rlaas_django.scripts import CHECK
-from rlaas_django.stats import background
+from rlaas_django import Policy, acheck, apeek, check, peek
 from rlaas_django.testing import embedded_redis
-from tests.test_concurrency import in_threads
+from tests.internals import ALGORITHMS, SLIDING_WINDOW, YEAR, paused_background, redis_client, script_for
+from tests.observation import assert_soon, commands_sent, connections, hanging, observer
+from tests.parallel import in_threads
 
 ROOMY = Policy("p", (1_000, YEAR), algo=SLIDING_WINDOW)
 DJANGO_REDIS = "django_redis.cache.RedisCache"
 DJANGO = "django.core.cache.backends.redis.RedisCache"
-
-
-@pytest.fixture(params=["sync", "async"])
-def ask(request):
-    """`check`, or `acheck` on a loop that stays open for the whole test."""
-    if request.param == "sync":
-        yield check
-    else:
-        with asyncio.Runner() as runner:
-            yield lambda *args, **options: runner.run(acheck(*args, **options))
-
-
-@pytest.fixture
-def start():
-    """Start servers of the test's own, with these options; they stop with the test."""
-    servers = []
-
-    def start_one(*options: str) -> Server:
-        servers.append(Server(*options))
-        return servers[-1]
-
-    yield start_one
-    for server in servers:
-        server.stop()
-
-
-@pytest.fixture
-def use(settings):
-    """Let the limiter use a server by this entry of CACHES.
-
-    A server of the test's own, because django-redis keeps a pool by its address, whatever the other options are.
-    """
-
-    def use_entry(location: str, backend: str = DJANGO_REDIS, **options) -> None:
-        settings.CACHES = {
-            **settings.CACHES,
-            "default": {"BACKEND": backend, "LOCATION": location, "OPTIONS": options},
-        }
-
-    return use_entry
-
-
-@pytest.fixture
-def own(start, use) -> Server:
-    """A server that nobody else uses, so that its clients and their commands can be counted."""
-    server = start()
-    use(server.url)
-    return server
-
-
-@contextmanager
-def onlooker(url: str):
-    """A client of its own, whose connections are not the limiter's."""
-    client = redis.Redis.from_url(url)
-    try:
-        yield client
-    finally:
-        client.close()
-
-
-@contextmanager
-def commands_seen(url: str):
-    """The names of the commands that clients send meanwhile; those that scripts call are left out."""
-    names: list[str] = []
-    with onlooker(url) as watcher, onlooker(url) as client:
-        client.ping()  # its handshake is over before the watch begins
-        with watcher.monitor() as monitor:
-            yield names
-            client.ping()  # once it is answered, the server has read whatever was sent before
-            client.echo("the end")
-            for line in monitor.listen():
-                if line["command"].upper() == "ECHO THE END":
-                    break
-                name, _, rest = line["command"].upper().partition(" ")
-                if line["client_type"] != "lua":
-                    names.append("SCRIPT LOAD" if name == "SCRIPT" and rest.startswith("LOAD") else name)
-    names.remove("PING")
-
-
-def connections(client) -> int:
-    return len(client.client_list())
-
-
-def assert_soon(fact, *, within: float = 5) -> None:
-    """Asked until it is so: the server notices a closed connection in its own time, and we a server that is back."""
-    deadline = time.monotonic() + within
-    while not fact():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-@contextmanager
-def hanging(server: Server, seconds: float | None = None):
-    """The server neither reads nor answers meanwhile, but for no longer than `seconds`."""
-
-    def resume():
-        os.kill(server.process.pid, signal.SIGCONT)
-
-    timer = threading.Timer(60 if seconds is None else seconds, resume)
-    os.kill(server.process.pid, signal.SIGSTOP)
-    timer.start()
-    try:
-        yield
-    finally:
-        if seconds is None:
-            timer.cancel()
-            resume()
-        timer.join()
 
 
 # Round trips
@@ -147,23 +34,23 @@ def hanging(server: Server, seconds: float | None = None):
 
 @pytest.mark.parametrize("number", [1, 5])
 @pytest.mark.parametrize("allowed", [True, False], ids=["allowed", "refused"])
-def test_a_decision_takes_one_round_trip(own, ask, number, allowed):
+def test_a_decision_takes_one_round_trip(own, limiter, number, allowed):
     policies = [Policy(f"p{n}", (1, YEAR), algo=algo) for n, algo in enumerate(ALGORITHMS[:number])]
-    ask("alice", policies, cost=0 if allowed else 1)  # connects, registers; for a refusal takes all there is
-    with commands_seen(own.url) as seen:
-        assert ask("alice", policies).allowed is allowed
+    limiter.check("alice", policies, cost=0 if allowed else 1)  # connects, registers; for a refusal takes all there is
+    with commands_sent(own.url) as seen:
+        assert limiter.check("alice", policies).allowed is allowed
     assert seen == ["EVALSHA"]
 
 
-def test_a_script_that_the_server_lost_is_registered_and_asked_again(own, ask):
-    ask("alice", ROOMY)
-    with onlooker(own.url) as client:
+def test_a_script_that_the_server_lost_is_registered_and_called_again(own, limiter):
+    limiter.check("alice", ROOMY)
+    with observer(own.url) as client:
         client.script_flush()
-        with commands_seen(own.url) as seen:
-            decision = ask("alice", ROOMY)
+        with commands_sent(own.url) as seen:
+            decision = limiter.check("alice", ROOMY)
         # With SCRIPT LOAD, to stay: servers from 7.4 on evict what EVAL brought.
         assert seen == ["EVALSHA", "SCRIPT LOAD", "EVALSHA"]
-        assert client.script_exists(CHECK[frozenset([SLIDING_WINDOW])].sha) == [True]
+        assert client.script_exists(script_for(SLIDING_WINDOW).sha) == [True]
     assert decision.current_count == 1
     assert peek("alice", ROOMY).current_count == 2
 
@@ -185,26 +72,26 @@ async def test_a_running_loop_finds_a_restarted_server_again(own):
     assert [(await acheck("alice", ROOMY)).current_count for _ in range(3)] == [0, 1, 2]
 
 
-def test_parent_and_child_go_on_after_a_fork(ask):
+def test_parent_and_child_go_on_after_a_fork(limiter):
     """Both at once. The parent's loop, if any, is open then, with connections in its pool."""
 
-    def asked(who, times, how=ask):
-        return [how(who, ROOMY).current_count for _ in range(times)]
+    def counts(identity, times, check):
+        return [check(identity, ROOMY).current_count for _ in range(times)]
 
     def child(pipe):
         # A loop cannot be shared between processes, so the child makes its own.
-        own = check if ask is check else lambda *args: asyncio.run(acheck(*args))
-        pipe.send(asked("child", 100, own))
+        own = check if limiter is rlaas_django else lambda *args: asyncio.run(acheck(*args))
+        pipe.send(counts("child", 100, own))
 
-    assert asked("parent", 10) == list(range(10))
+    assert counts("parent", 10, limiter.check) == list(range(10))
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(target=child, args=(writer,))
     process.start()
     writer.close()
-    assert asked("parent", 100) == list(range(10, 110))
+    assert counts("parent", 100, limiter.check) == list(range(10, 110))
     assert reader.recv() == list(range(100))
-    assert asked("parent", 10) == list(range(110, 120))
+    assert counts("parent", 10, limiter.check) == list(range(110, 120))
     process.join()
     reader.close()
 
@@ -212,7 +99,7 @@ def test_parent_and_child_go_on_after_a_fork(ask):
 @contextmanager
 def nothing_left_open(url: str):
     """As many connections after as before, without the garbage collector's help, or the background thread's part."""
-    with background.paused(), onlooker(url) as client:
+    with paused_background(), observer(url) as client:
         before = connections(client)
         gc.disable()
         try:
@@ -249,7 +136,7 @@ def test_loops_in_threads_at_once_count_exactly_and_leave_no_connection(own, res
 
 
 async def test_more_tasks_than_the_pool_has_connections_are_no_way_around_a_limit(own):
-    """redis-py's pool has 100, and refuses the next; a refusal there must not be a request let through."""
+    """redis-py's own pool has 100 and raises for the next, which would be a request without a limit."""
     policy = Policy("p", (10, YEAR))
     decisions = await asyncio.gather(*[acheck("alice", policy) for _ in range(300)])
     assert sum(decision.allowed for decision in decisions) == 10
@@ -269,30 +156,30 @@ retrying = pytest.mark.parametrize(
 
 
 @retrying
-def test_a_call_that_timed_out_is_not_sent_again(ask, start, use, configure, cache, options):
+def test_a_call_that_timed_out_is_not_sent_again(limiter, start, use, configure, cache, options):
     """The server reads it once it wakes up; a repetition, which would be answered by then, would count it twice."""
     server = start()
     configure(TIMEOUT=0.5)
     use(server.url, cache, **options)
-    ask("alice", ROOMY)
-    with commands_seen(server.url) as seen, hanging(server, 0.8):
-        assert ask("alice", ROOMY).degraded
+    limiter.check("alice", ROOMY)
+    with commands_sent(server.url) as seen, hanging(server, 0.8):
+        assert limiter.check("alice", ROOMY).degraded
     assert seen.count("EVALSHA") == 1
-    with onlooker(server.url) as client:
+    with observer(server.url) as client:
         assert client.zcard("rlaas:rate_limit:p/alice") == 2
 
 
 @retrying
-def test_a_reply_that_came_too_late_reaches_nobody(ask, start, use, configure, cache, options):
+def test_a_reply_that_came_too_late_reaches_nobody(limiter, start, use, configure, cache, options):
     server = start()
     configure(TIMEOUT=0.5)
     use(server.url, cache, **options)
-    ask("alice", ROOMY, cost=40)
+    limiter.check("alice", ROOMY, cost=40)
     with hanging(server, 0.8):
-        assert ask("alice", ROOMY).degraded
+        assert limiter.check("alice", ROOMY).degraded
     answers = []
-    assert_soon(lambda: answers.append(ask("bob", ROOMY)) or not answers[-1].degraded)
-    assert [answers[-1].current_count, ask("bob", ROOMY).current_count] == [0, 1]
+    assert_soon(lambda: answers.append(limiter.check("bob", ROOMY)) or not answers[-1].degraded)
+    assert [answers[-1].current_count, limiter.check("bob", ROOMY).current_count] == [0, 1]
 
 
 @pytest.fixture
@@ -362,12 +249,12 @@ def test_cancelled_checks_leave_no_connection_behind(own):
 # Ways to a server
 
 
-def test_djangos_own_cache_gives_the_same_answers_at_the_same_keys(ask, algo, configure, client, clock):
+def test_djangos_own_cache_gives_the_same_answers_at_the_same_keys(limiter, algo, configure, client, clock):
     told = []
     for alias in ("default", "django"):
         configure(CACHE=alias)
         client.flushdb()
-        decisions = [ask("alice", Policy("p", "3/m", algo=algo)) for _ in range(5)]
+        decisions = [limiter.check("alice", Policy("p", "3/m", algo=algo)) for _ in range(5)]
         told.append((decisions, client.keys()))
     assert told[0] == told[1]
     assert [decision.allowed for decision in decisions] == [True] * 3 + [False] * 2
@@ -386,10 +273,12 @@ TCP = "redis://{credentials}127.0.0.1:{port}/{db}"
 @pytest.mark.parametrize("cache", [DJANGO_REDIS, DJANGO], ids=["django-redis", "django"])
 @pytest.mark.parametrize("form", [UNIX, TCP], ids=["unix", "tcp"])
 @pytest.mark.parametrize("credentials", ["", ":s3cret@", "limiter:s3cret@"], ids=["open", "password", "acl"])
-def test_an_address_may_name_a_socket_or_a_port_a_database_and_credentials(ask, start, use, cache, form, credentials):
+def test_an_address_may_name_a_socket_or_a_port_a_database_and_credentials(
+    limiter, start, use, cache, form, credentials
+):
     port = free_port()
     server = start("--port", str(port))
-    with onlooker(server.url) as client:
+    with observer(server.url) as client:
         if credentials.startswith(":"):
             client.config_set("requirepass", "s3cret")
         elif credentials:
@@ -397,8 +286,8 @@ def test_an_address_may_name_a_socket_or_a_port_a_database_and_credentials(ask, 
             client.execute_command("ACL", "SETUSER", "default", "off")
     url = form.format(credentials=credentials, socket=server.socket, port=port, db=3)
     use(url, cache)
-    assert [ask("alice", ROOMY).current_count for _ in range(3)] == [0, 1, 2]
-    with onlooker(url) as client:
+    assert [limiter.check("alice", ROOMY).current_count for _ in range(3)] == [0, 1, 2]
+    with observer(url) as client:
         assert client.zcard("rlaas:rate_limit:p/alice") == 3
 
 
@@ -414,26 +303,26 @@ def test_an_address_may_name_a_socket_or_a_port_a_database_and_credentials(ask, 
     ],
     ids=["password", "protocol 2", "protocol 3", "decoded", "decoded 3"],
 )
-def test_the_options_of_django_redis_are_followed(ask, start, use, form, options):
+def test_the_options_of_django_redis_are_followed(limiter, start, use, form, options):
     port = free_port()
     server = start("--port", str(port))
-    with onlooker(server.url) as client:
+    with observer(server.url) as client:
         client.config_set("requirepass", "s3cret")
     use(form.format(credentials="", socket=server.socket, port=port, db=0), **options)
     policies = [Policy(f"p{n}", (2, YEAR), algo=algo) for n, algo in enumerate(ALGORITHMS)]
-    decisions = [ask("alice", policies) for _ in range(3)]
+    decisions = [limiter.check("alice", policies) for _ in range(3)]
     assert [decision.allowed for decision in decisions] == [True, True, False]
     assert [{each.current_count for each in decision.outcomes} for decision in decisions] == [{0}, {1}, {2}]
-    assert refund(decisions[0])
-    assert reset("alice", policies) == len(ALGORITHMS)
+    assert limiter.refund(decisions[0])
+    assert limiter.reset("alice", policies) == len(ALGORITHMS)
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_ours_is_the_older_protocol_whatever_the_caches_is(ask, start, use, protocol):
+def test_ours_is_the_older_protocol_whatever_the_caches_is(limiter, start, use, protocol):
     server = start()
     use(server.url, CONNECTION_POOL_KWARGS={"protocol": protocol})
-    assert not ask("alice", ROOMY).degraded
-    with onlooker(server.url) as client:
+    assert not limiter.check("alice", ROOMY).degraded
+    with observer(server.url) as client:
         own = str(client.client_id())
         # Servers before 7.0 do not tell.
         spoken = [each.get("resp", "2") for each in client.client_list() if each["id"] != own]
@@ -450,28 +339,32 @@ def test_ours_is_the_older_protocol_whatever_the_caches_is(ask, start, use, prot
     ],
     ids=["locmem", "dummy", "a misspelt one", "none"],
 )
-def test_a_cache_that_will_not_do_is_named_with_what_to_do(ask, settings, configure, alias, message):
+def test_a_cache_that_will_not_do_is_named_with_what_to_do(limiter, settings, configure, alias, message):
     settings.CACHES = {**settings.CACHES, "dummy": {"BACKEND": "django.core.cache.backends.dummy.DummyCache"}}
     configure(CACHE=alias)
     with pytest.raises(ImproperlyConfigured, match=rf"RATE_LIMITER\['CACHE'\] .*{message}"):
-        ask("alice", ROOMY)
+        limiter.check("alice", ROOMY)
 
 
-def test_another_entry_in_caches_is_followed_at_once(ask, start):
+def test_another_entry_in_caches_is_followed_at_once(limiter, start):
     servers = [start(), start()]
     for turn in range(5):
         for server in servers:
             entry = {"BACKEND": DJANGO_REDIS, "LOCATION": server.url}
             with override_settings(CACHES={"default": entry}):
-                assert [ask("alice", ROOMY).current_count for _ in range(3)] == [3 * turn, 3 * turn + 1, 3 * turn + 2]
+                assert [limiter.check("alice", ROOMY).current_count for _ in range(3)] == [
+                    3 * turn,
+                    3 * turn + 1,
+                    3 * turn + 2,
+                ]
 
 
-def test_embedded_servers_are_separate(ask, settings, configure):
+def test_embedded_servers_are_separate(limiter, settings, configure):
     settings.CACHES = {**settings.CACHES, "one": embedded_redis(), "two": embedded_redis()}
     for count in range(3):
         for alias in ("one", "two"):
             configure(CACHE=alias)
-            assert ask("alice", ROOMY).current_count == count
+            assert limiter.check("alice", ROOMY).current_count == count
 
 
 def test_sync_and_async_share_an_embedded_server(configure):
@@ -479,4 +372,4 @@ def test_sync_and_async_share_an_embedded_server(configure):
     for count in range(0, 6, 2):
         assert check("alice", ROOMY).current_count == count
         assert asyncio.run(acheck("alice", ROOMY)).current_count == count + 1
-    assert backend.client("fakeredis").zcard("rlaas:rate_limit:p/alice") == 6
+    assert redis_client("fakeredis").zcard("rlaas:rate_limit:p/alice") == 6

@@ -22,6 +22,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 from redis.crc import key_slot
+from rlaas_django.policy import ALGORITHMS, FIXED_WINDOW, SLIDING_WINDOW, YEAR
 
 import rlaas_django
 import tests.urls  # noqa: F401  (its view is known to the panel as soon as it is imported)
@@ -29,7 +30,6 @@ from rlaas_django import Policy, acheck, backend, check, overrides, peek, refund
 from rlaas_django.admin import panel
 from rlaas_django.limiter import give_back
 from rlaas_django.models import Override
-from rlaas_django.policy import ALGORITHMS, FIXED_WINDOW, SLIDING_WINDOW, YEAR
 from rlaas_django.stats import background, recorder
 from tests import load, ways
 from tests.deployments import HOST, Cluster, Node, wait_until

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory, override_settings
+from rlaas_django.policy import ALGORITHMS, KEY_PREFIXES, KEYS
 
 from rlaas_django import checks, conf, decorators, responses
-from rlaas_django.policy import ALGORITHMS, KEY_PREFIXES, KEYS
 from tests.conftest import DEFAULTS
 
 ROOT = Path(__file__).parent.parent

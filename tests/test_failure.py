@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 from django.core.cache import caches
 from django.http import HttpResponse
+from rlaas_django.policy import ALGORITHMS, FIXED_WINDOW, SLIDING_WINDOW, YEAR
 
 from rlaas_django import (
     Policy,
@@ -35,7 +36,6 @@ from rlaas_django import (
     server,
 )
 from rlaas_django.backend import UnavailableError
-from rlaas_django.policy import ALGORITHMS, FIXED_WINDOW, SLIDING_WINDOW, YEAR
 from rlaas_django.signals import backend_failed
 from rlaas_django.stats import background, reader, recorder
 from rlaas_django.testing import frozen_clock

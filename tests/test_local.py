@@ -16,8 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from rlaas_django import local
 from rlaas_django.local import Answer, Memory, Question
 from rlaas_django.policy import (
     ALGORITHMS,
@@ -27,6 +25,8 @@ from rlaas_django.policy import (
     SLIDING_WINDOW_COUNTER,
     TOKEN_BUCKET,
 )
+
+from rlaas_django import local
 from tests.conftest import NOW
 from tests.models import MODELS
 from tests.test_algorithms import random_trace

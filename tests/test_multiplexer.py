@@ -1,4 +1,4 @@
-"""A loop's one connection, on asyncio's own loop and on uvloop's, which uvicorn takes where it is installed."""
+"""The shared connection of an event loop, on asyncio's own loop and on uvloop's, which uvicorn uses if installed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import random
 import sys
+import time
 import warnings
 
 import pytest
 
-from rlaas_django import Policy, acheck, backend
-from rlaas_django.channel import MOST_IN_FLIGHT
-from rlaas_django.policy import SLIDING_WINDOW_COMPACT, YEAR
+from rlaas_django import Policy, acheck
+from rlaas_django.backend.multiplexer import MAX_BATCH
 from tests.deployments import wait_until
 from tests.faults import Proxy
-from tests.test_backend import onlooker, own, start, use  # noqa: F401
+from tests.internals import SLIDING_WINDOW_COMPACT, YEAR, single_server
+from tests.observation import observer
 
 ROOMY = Policy("roomy", (100_000, YEAR), algo=SLIDING_WINDOW_COMPACT)
 LOOPS = ["asyncio"] if sys.platform == "win32" else ["asyncio", "uvloop"]
@@ -35,14 +36,14 @@ def run(request):
             yield runner.run
 
 
-def ours(url: str) -> int:
-    """How many connections the server has, but for the one that asks."""
-    with onlooker(url) as client:
+def connections(url: str) -> int:
+    """Return how many connections the server has, but for the one that counts them."""
+    with observer(url) as client:
         return len(client.client_list()) - 1
 
 
-def test_many_more_than_may_be_in_flight_each_get_their_own_answer(own, run):  # noqa: F811
-    number = 5 * MOST_IN_FLIGHT
+def test_more_commands_than_a_batch_holds_each_get_their_own_reply(own, run):
+    number = 5 * MAX_BATCH
 
     async def main():
         first = await asyncio.gather(*(acheck(f"user{n}", ROOMY, cost=n % 7 + 1) for n in range(number)))
@@ -53,10 +54,10 @@ def test_many_more_than_may_be_in_flight_each_get_their_own_answer(own, run):  #
     assert [each.outcomes[0].identity for each in first] == [f"user{n}" for n in range(number)]
     assert [each.current_count for each in again] == [n % 7 + 1 for n in range(number)]
     assert not any(each.degraded for each in (*first, *again))
-    assert ours(own.url) == 1
+    assert connections(own.url) == 1
 
 
-def test_cancelled_tasks_leave_no_reply_to_others(own, run):  # noqa: F811
+def test_a_reply_to_a_cancelled_task_reaches_no_other(own, run):
     rng = random.Random(3)
 
     async def main():
@@ -72,33 +73,33 @@ def test_cancelled_tasks_leave_no_reply_to_others(own, run):  # noqa: F811
             await asyncio.gather(*cancelled, return_exceptions=True)
 
     run(main())
-    assert backend.site().master.breaker.error is None
+    assert single_server().breaker.error is None
 
 
 @pytest.mark.parametrize("connected", [True, False])
-def test_a_whole_batch_that_was_cancelled_keeps_nobody_waiting(own, run, connected):  # noqa: F811
+def test_a_batch_of_cancelled_commands_keeps_nobody_waiting(own, run, connected):
     async def main():
         if connected:
             await acheck("alice", ROOMY)
-        tasks = [asyncio.create_task(acheck(f"user{n}", ROOMY)) for n in range(3 * MOST_IN_FLIGHT)]
+        tasks = [asyncio.create_task(acheck(f"user{n}", ROOMY)) for n in range(3 * MAX_BATCH)]
         await asyncio.sleep(0)
-        first = MOST_IN_FLIGHT if connected else 0
-        for task in tasks[first : first + MOST_IN_FLIGHT]:
+        first = MAX_BATCH if connected else 0
+        for task in tasks[first : first + MAX_BATCH]:
             task.cancel()
-        told = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
-        return [each for each in told if not isinstance(each, asyncio.CancelledError)]
+        results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+        return [each for each in results if not isinstance(each, asyncio.CancelledError)]
 
     decisions = run(main())
-    assert len(decisions) == 2 * MOST_IN_FLIGHT
+    assert len(decisions) == 2 * MAX_BATCH
     assert not any(each.degraded for each in decisions)
 
 
-def test_a_server_that_hangs_is_left_alone_though_nobody_waits_until_the_end(own, use, run, configure):  # noqa: F811
+def test_a_timeout_opens_the_breaker_though_no_caller_waits_for_it(own, use, run, configure):
     configure(TIMEOUT=1)
     with Proxy(own.url) as proxy:
         use(proxy.url)
 
-        async def impatient():
+        async def give_up_early():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.6):
                     await acheck("alice", ROOMY)
@@ -107,37 +108,27 @@ def test_a_server_that_hangs_is_left_alone_though_nobody_waits_until_the_end(own
             assert not (await acheck("alice", ROOMY)).degraded
             proxy.drop(of="EVALSHA")
             for _ in range(20):
-                await impatient()
+                await give_up_early()
                 await asyncio.sleep(0.1)
-                if backend.site().master.breaker.error is not None:
+                if single_server().breaker.error is not None:
                     return True
             return False
 
         assert run(main())
 
 
-def test_who_waits_for_too_long_for_a_turn_is_told_so(own, run, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("rlaas_django.channel.LONGEST_WAIT", -1.0)
-
-    async def main():
-        return await acheck("alice", ROOMY)
-
-    assert run(main()).degraded
-    assert backend.site().master.breaker.error is None  # the server is not to blame
-
-
-def test_a_connection_that_the_server_closed_while_nobody_asked_is_replaced(own, run):  # noqa: F811
+def test_a_connection_that_the_server_closed_while_idle_is_replaced(own, run):
     async def main():
         for n in range(5):
             assert (await acheck("alice", ROOMY)).current_count == n
-            with onlooker(own.url) as client:
+            with observer(own.url) as client:
                 client.client_kill_filter(_type="normal", skipme=True)
             await asyncio.sleep(0.02)
 
     run(main())
 
 
-def test_a_reply_that_does_not_come_fails_all_in_flight_in_time_and_the_next_go_on(own, use, run, configure):  # noqa: F811
+def test_a_lost_reply_fails_the_batch_in_time_and_the_next_succeed(own, use, run, configure):
     configure(TIMEOUT=1)
     with Proxy(own.url) as proxy:
         use(proxy.url)
@@ -149,11 +140,11 @@ def test_a_reply_that_does_not_come_fails_all_in_flight_in_time_and_the_next_go_
             assert not (await acheck("alice", ROOMY)).degraded
             proxy.drop(of="EVALSHA")
             began = asyncio.get_running_loop().time()
-            assert all(each.degraded for each in await some(3 * MOST_IN_FLIGHT))
+            assert all(each.degraded for each in await some(3 * MAX_BATCH))
             assert asyncio.get_running_loop().time() - began < 10
             proxy.pass_all()
-            its = backend.site().master.breaker
-            while its.error is not None:
+            breaker = single_server().breaker
+            while breaker.error is not None:
                 await asyncio.sleep(0.05)
                 await acheck("alice", ROOMY)
             assert not any(each.degraded for each in await some(50))
@@ -161,10 +152,39 @@ def test_a_reply_that_does_not_come_fails_all_in_flight_in_time_and_the_next_go_
         run(main())
 
 
-def test_a_loop_that_ends_closes_its_connection(own, run):  # noqa: F811
+def test_a_loop_that_ends_closes_its_connection(own, run):
     run(acheck("alice", ROOMY))
-    assert ours(own.url) == 1
+    assert connections(own.url) == 1
     with asyncio.Runner() as another:
         another.run(acheck("alice", ROOMY))
-        assert ours(own.url) == 2
-    wait_until(lambda: ours(own.url) == 1, "the connection of the loop that ended is closed")
+        assert connections(own.url) == 2
+    wait_until(lambda: connections(own.url) == 1, "the connection of the loop that ended is closed")
+
+
+def test_a_loop_that_was_blocked_loses_no_reply(own, run, configure):
+    """The time limit passes while the loop cannot read; what has arrived by then is read."""
+    configure(TIMEOUT=0.4)
+
+    async def main():
+        decisions, stop = [], False
+
+        async def work(n):
+            while not stop:
+                decisions.append(await acheck(f"user{n}", ROOMY, cost=0))
+
+        async def until(fact):
+            async with asyncio.timeout(30):
+                while not fact():  # noqa: ASYNC110  (the loop has to be busy)
+                    await asyncio.sleep(0)
+
+        tasks = [asyncio.create_task(work(n)) for n in range(40)]
+        for _ in range(3):
+            before = len(decisions)
+            await until(lambda: len(decisions) > before + 200)  # noqa: B023
+            time.sleep(0.5)  # noqa: ASYNC251
+        stop = True
+        await asyncio.gather(*tasks)
+        return decisions
+
+    assert not [decision for decision in run(main()) if decision.degraded]
+    assert single_server().breaker.error is None

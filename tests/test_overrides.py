@@ -11,12 +11,12 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError
 from django.test import override_settings
 from django.utils import timezone
+from rlaas_django.overrides import BLOCK, EVERY_POLICY, EXEMPT, LIMIT
+from rlaas_django.policy import ALGORITHMS, TOKEN_BUCKET
 
 from rlaas_django import Policy, acheck, check, overrides, peek, refund
 from rlaas_django.limiter import give_back
 from rlaas_django.models import Override
-from rlaas_django.overrides import BLOCK, EVERY_POLICY, EXEMPT, LIMIT
-from rlaas_django.policy import ALGORITHMS, TOKEN_BUCKET
 from rlaas_django.stats import background
 
 HOUR = 3_600_000

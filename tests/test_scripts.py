@@ -16,10 +16,10 @@ from pathlib import Path
 
 import lupa.lua51
 import pytest
-
-from rlaas_django import scripts
 from rlaas_django.policy import ALGORITHMS, FIXED_WINDOW, TOKEN_BUCKET
 from rlaas_django.scripts import CHECK, FILES, REFUND, RESET, Script
+
+from rlaas_django import scripts
 
 LUA = Path(scripts.__file__).with_name("lua")
 LOCK = Path(__file__).with_name("lua_versions.json")

@@ -8,10 +8,10 @@ import time
 import pytest
 from django.core.cache import caches
 from django_redis.pool import ConnectionFactory
+from rlaas_django.policy import SLIDING_WINDOW, YEAR
 
 import rlaas_django
 from rlaas_django import Policy, acheck, check
-from rlaas_django.policy import SLIDING_WINDOW, YEAR
 from tests import load, ways
 from tests.deployments import HOST, Node, Sentinels, wait_until
 from tests.faults import Garbage

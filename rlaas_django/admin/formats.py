@@ -17,7 +17,10 @@ def printable(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as `38 s`, `4 min 10 s`, `2 h 5 min` or `3 d 4 h`, rounded up."""
+    """Return seconds as `38 s`, `4 min 10 s`, `2 h 5 min` or `3 d 4 h`, rounded up.
+
+    The space before a unit does not break a line.
+    """
     if math.isinf(seconds):
         return gettext("never")
     left = math.ceil(seconds)
@@ -30,8 +33,9 @@ def duration(seconds: float) -> str:
     for (size, unit), (smaller, name) in itertools.pairwise(units):
         if left >= size:
             rest = left % size // smaller
-            return f"{left // size} {unit} {rest} {name}" if rest else f"{left // size} {unit}"
-    return f"{left} {units[-1][1]}"
+            larger = f"{left // size}\u00a0{unit}"
+            return f"{larger} {rest}\u00a0{name}" if rest else larger
+    return f"{left}\u00a0{units[-1][1]}"
 
 
 def local_time(timestamp: float) -> datetime:

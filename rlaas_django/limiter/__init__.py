@@ -17,7 +17,7 @@ from ..core.policy import ALGORITHMS, DEFAULT, Policies, Policy
 from . import fallback
 from .compiled import CompiledPolicySet, compile_policies
 from .fallback import LocalReceipt
-from .refusal_cache import refusal_cache
+from .refusal_cache import cached_refusals
 from .replies import Check, Receipt, outcomes, plan, read, with_limit
 from .slots import SlotCheck
 
@@ -29,7 +29,7 @@ def check(identity: Identity, policy: Policies | CompiledPolicySet = None, *, co
     >>> check("alice", "search", cost=3)
     >>> check({"user": "42", "ip": "203.0.113.9"}, ["burst", Policy("site", "1000/m", key="ip")])
     """
-    planned, refusals = plan(identity, policy, cost), refusal_cache()
+    planned, refusals = plan(identity, policy, cost), cached_refusals()
     cached = refusals.find(planned)
     if cached is not None:
         return cached
@@ -42,7 +42,7 @@ def check(identity: Identity, policy: Policies | CompiledPolicySet = None, *, co
 
 async def acheck(identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1) -> Decision:
     """As `check`, natively async."""
-    planned, refusals = plan(identity, policy, cost), refusal_cache()
+    planned, refusals = plan(identity, policy, cost), cached_refusals()
     cached = refusals.find(planned)
     if cached is not None:
         return cached
@@ -96,7 +96,7 @@ def reset(identity: Identity, policy: Policies = None) -> int:
     """Reset what an identity used, whichever algorithm counted it; return the number of keys deleted."""
     policy_set = compile_policies(policy)
     deleted = [backend.execute(policy_set.topology, call) for call in _reset_calls(policy_set, identity)]
-    refusal_cache().invalidate(policy_set.names)
+    cached_refusals().invalidate(policy_set.names)
     return sum(deleted)
 
 
@@ -105,7 +105,7 @@ async def areset(identity: Identity, policy: Policies = None) -> int:
     policy_set, deleted = compile_policies(policy), 0
     for call in _reset_calls(policy_set, identity):
         deleted += await backend.aexecute(policy_set.topology, call)
-    refusal_cache().invalidate(policy_set.names)
+    cached_refusals().invalidate(policy_set.names)
     return deleted
 
 
@@ -145,7 +145,7 @@ def refund_units(identity: Identity, policy: Policy, units: int) -> int:
     words = (script_time(), "refund", "", units, *arguments, 0)
     call = script_call(for_algorithms([arguments.algo]), policy_set.keys(identities), words, is_refund=True)
     refunded = int(sum(backend.execute(policy_set.topology, call)))
-    refusal_cache().invalidate(policy_set.names)
+    cached_refusals().invalidate(policy_set.names)
     return refunded
 
 
@@ -250,7 +250,7 @@ def _refund(receipt: Any) -> int:
     if call is None:
         return 0
     refunded = int(sum(backend.execute(policy_set.topology, call)))
-    refusal_cache().invalidate(policy_set.names)
+    cached_refusals().invalidate(policy_set.names)
     return refunded
 
 
@@ -261,7 +261,7 @@ async def _arefund(receipt: Any) -> int:
     if call is None:
         return 0
     refunded = int(sum(await backend.aexecute(policy_set.topology, call)))
-    refusal_cache().invalidate(policy_set.names)
+    cached_refusals().invalidate(policy_set.names)
     return refunded
 
 

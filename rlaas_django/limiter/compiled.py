@@ -116,14 +116,19 @@ def _bulk(words: Sequence[object]) -> str:
 
 def compile_policies(policy: Policies) -> CompiledPolicySet:
     """Return the compiled set of a policy, of its name, or of several; None is the default policy."""
-    config = conf.config()
-    compiled: dict[object, CompiledPolicySet] = config.derived.setdefault(CompiledPolicySet, {})
+    config, compiled = conf.config(), compiled_sets()
     if policy is None or isinstance(policy, str):
         found = compiled.get(policy)
         return found or _compile(compiled, policy, (config.policy(policy or DEFAULT),), config)
     # In a tuple, because a policy equals its name, which may have another meaning in the settings.
     policies = (policy,) if isinstance(policy, Policy) else choose(tuple(policy), config)
     return compiled.get(policies) or _compile(compiled, policies, policies, config)
+
+
+def compiled_sets() -> dict[object, CompiledPolicySet]:
+    """Return the sets that were compiled under the present settings."""
+    found: dict[object, CompiledPolicySet] = conf.config().derived.setdefault(CompiledPolicySet, {})
+    return found
 
 
 def _compile(

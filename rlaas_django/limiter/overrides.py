@@ -17,7 +17,7 @@ from ..backend.commands import script_call
 from ..backend.scripts import OVERRIDE
 from ..core.clock import script_time
 from ..core.keys import override_key
-from .refusal_cache import EVERY_POLICY, refusal_cache
+from .refusal_cache import EVERY_POLICY, cached_refusals
 
 BLOCK, EXEMPT, LIMIT = "block", "exempt", "limit"
 MARKER = "rlaas:overrides"
@@ -47,7 +47,7 @@ def publish(identity: str, overrides: Iterable[Override]) -> None:
     topology = backend.topology()
     key = override_key(hash_tag=topology.clustered).key(identity)
     backend.execute(topology, script_call(OVERRIDE, (key,), (script_time(), ends, *fields)))
-    refusal_cache().invalidate()
+    cached_refusals().invalidate()
 
 
 def mark_complete() -> None:

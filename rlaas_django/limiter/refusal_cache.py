@@ -74,7 +74,7 @@ class RefusalCache:
         return any(changed.get(name, 0.0) >= checked_at for name in (EVERY_POLICY, *check.policy_set.names))
 
 
-def refusal_cache() -> RefusalCache:
+def cached_refusals() -> RefusalCache:
     """Return the cache of this process under the present settings."""
     found: RefusalCache = conf.config().derived.setdefault(RefusalCache, RefusalCache())
     return found

@@ -106,6 +106,8 @@ def _start() -> None:
         if state.pid == os.getpid():
             return
         state.pid, state.last_round = os.getpid(), time.monotonic()
+        atexit.unregister(_flush_at_exit)
+        atexit.register(_flush_at_exit)  # as late as possible: what is registered last runs first, before any teardown
         state.thread = threading.Thread(target=_loop, name="rlaas_django", daemon=True)
         atexit.register(_flush_at_exit)
         with contextlib.suppress(RuntimeError):  # no more threads can be started: requests flush instead

@@ -1,0 +1,88 @@
+"""A policy set compiled once: what is sent is what packing it word by word gives."""
+
+from __future__ import annotations
+
+import random
+import string
+
+import pytest
+
+from rlaas_django import Policy, check
+from tests.internals import ALGORITHMS, YEAR, EncodedIdentity, compile_policies, pack_words, unique_id
+
+CHARACTERS = string.ascii_letters + string.digits + ".@+-_"
+
+
+def policies(number: int, **options):
+    return tuple(Policy(f"p{n}", (5 + n, YEAR), algo=ALGORITHMS[n], **options) for n in range(number))
+
+
+def words(policy_set, identities, unique, cost, operation):
+    """What the driver's header asks for."""
+    keys = policy_set.keys(identities)
+    keys += [f"rlaas:override:{identity}" for identity in (identities[:1] if len({*identities}) == 1 else identities)]
+    arguments = [
+        word
+        for policy, each in zip(policy_set.policies, policy_set.arguments, strict=True)
+        for word in (each.algo, each.limit, each.window, each.capacity, each.ttl, int(policy.shadow), policy.name)
+    ]
+    return ("EVALSHA", policy_set.script.sha, len(keys), *keys, "", operation, unique, cost, *arguments)
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+@pytest.mark.parametrize("options", [{}, {"key": "user"}, {"shadow": True}], ids=str)
+def test_the_command_is_what_packing_it_word_by_word_gives(number, options):
+    rng, policy_set = random.Random(number), compile_policies(policies(number, **options))
+    for length in (1, 2, 5, 9, 10, 99, 100, 128, *range(3, 60)):
+        name = "".join(rng.choices(CHARACTERS, k=length))
+        identities, cost = policy_set.identify(name), rng.choice([0, 1, 7, 10**6])
+        assert identities == (name,) * number
+        call = policy_set.call(identities, "unique", cost, charge=cost > 0)
+        assert call.command.packed == pack_words(
+            words(policy_set, identities, "unique", cost, "check" if cost else "peek")
+        )
+
+
+def test_identities_that_differ_have_an_override_key_each():
+    policy_set = compile_policies((Policy("u", "5/m", key="user"), Policy("i", "5/m", key="ip")))
+    identities = policy_set.identify({"user": "alice", "ip": "203.0.113.9"})
+    assert identities == ("alice", "ip=203.0.113.9")
+    call = policy_set.call(identities, "unique", 1, charge=True)
+    assert call.command.packed == pack_words(words(policy_set, identities, "unique", 1, "check"))
+
+
+@pytest.mark.parametrize("key", ["user", "ip", "token", "global"])
+def test_an_encoded_identity_stands_for_every_policy(key):
+    policy_set = compile_policies(policies(3, key=key))
+    for identity in ("ip=2001:db8::/64", "alice", "global", "token=" + 32 * "0"):
+        assert policy_set.identify(EncodedIdentity(identity)) == (identity,) * 3
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_an_identity_that_is_not_ascii_is_not_packed(number):
+    """A length in characters would be short of one in bytes, and the rest of the key be read as a command."""
+    policy_set = compile_policies(policies(number))
+    with pytest.raises(UnicodeEncodeError):
+        policy_set.call(["alice"] * (number - 1) + ["jos\u00e9"], "unique", 1, charge=True)
+
+
+def test_each_request_has_an_id_of_its_own():
+    assert len({unique_id() for _ in range(1000)}) == 1000
+
+
+def test_a_policy_is_not_taken_for_its_name(configure):
+    """A policy equals its name, and may be defined otherwise in the settings."""
+    configure(POLICIES={"p": {"rate": "3/m"}})
+    for _ in range(2):
+        assert check("alice", "p").limit == 3
+        assert check("alice", Policy("p", "7/m")).limit == 7
+        assert check("alice", [Policy("p", "9/m")]).limit == 9
+        assert check("alice", ["p"]).limit == 3
+
+
+def test_policies_made_for_each_call_fill_no_memory(configure):
+    from rlaas_django.limiter import compiled
+
+    for n in range(compiled.MAX_COMPILED + 10):
+        compile_policies(Policy(f"p{n}", "5/m"))
+    assert len(compiled.compiled_sets()) <= compiled.MAX_COMPILED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from rlaas_django import backend, conf, log
 from rlaas_django.backend.commands import pack
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
@@ -28,8 +30,9 @@ from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
 from rlaas_django.http import responses
 from rlaas_django.http.proxies import client_address
 from rlaas_django.http.responses import whole_seconds
-from rlaas_django.limiter import refusal_cache
+from rlaas_django.limiter import overrides, refund_units, refusal_cache
 from rlaas_django.limiter.compiled import compile_policies, unique_ids
+from rlaas_django.stats import recorder
 from rlaas_django.stats.background import paused as paused_background
 from rlaas_django.stats.background import run as run_background_jobs
 
@@ -46,6 +49,7 @@ __all__ = [
     "SLIDING_WINDOW_COMPACT",
     "SLIDING_WINDOW_COUNTER",
     "TOKEN_BUCKET",
+    "TOPOLOGY_THREAD",
     "YEAR",
     "Decision",
     "EncodedIdentity",
@@ -60,15 +64,20 @@ __all__ = [
     "conf",
     "encode",
     "escape_for_log",
+    "flush_statistics",
     "forget_limits",
     "header_module",
     "identify",
     "limits_in_use",
     "log",
+    "overrides",
     "pack_words",
     "paused_background",
     "redis_client",
     "redis_key",
+    "refresh_is_due",
+    "refund_units",
+    "reset_statistics",
     "restore_limits",
     "run_background_jobs",
     "script_for",
@@ -81,6 +90,8 @@ __all__ = [
 DEFAULTS = conf.DEFAULTS
 escape_for_log = log.escaped
 header_module = responses  # the one that names headers
+flush_statistics, reset_statistics = recorder.flush, recorder.state.reset
+TOPOLOGY_THREAD = "rlaas_django topology"
 
 
 def redis_client(alias: str):
@@ -143,3 +154,8 @@ def unique_id() -> str:
 def pack_words(words) -> bytes:
     """Return a command as hiredis packs it."""
     return pack(words).packed
+
+
+def refresh_is_due() -> bool:
+    """Return whether the topology of a Cluster or of Sentinels is being refreshed, or will be."""
+    return any(thread.name == TOPOLOGY_THREAD for thread in threading.enumerate())

@@ -32,7 +32,7 @@ NOW = 1_700_000_000_000  # 20 s into a window of a minute
 SLOW_FILES = {"test_multiplexer", "test_cluster", "test_deployments", "test_failure", "test_sentinel"}
 SAME_PROCESS = {
     *("test_cluster", "test_deployments", "test_end_to_end", "test_example", "test_failure", "test_packaging"),
-    "test_sentinel",
+    *("test_sentinel", "test_topology"),
 }
 
 # No deadline: an example that takes long on a busy machine is no failure.

@@ -6,7 +6,10 @@ import threading
 
 from rlaas_django import backend, conf, log
 from rlaas_django.backend.commands import pack
+from rlaas_django.backend.connections import ConnectionOptions
+from rlaas_django.backend.errors import TRYAGAIN_PAUSE, NextAttempt, next_attempt
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
+from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
 from rlaas_django.checks import check_proxies, check_settings
 from rlaas_django.conf import POLICY_OPTIONS
 from rlaas_django.core import registry
@@ -50,12 +53,18 @@ __all__ = [
     "SLIDING_WINDOW_COUNTER",
     "TOKEN_BUCKET",
     "TOPOLOGY_THREAD",
+    "TRYAGAIN_PAUSE",
     "YEAR",
+    "ClusterTopology",
+    "ConnectionOptions",
     "Decision",
     "EncodedIdentity",
+    "NextAttempt",
     "Outcome",
     "Policy",
     "Rate",
+    "Refresher",
+    "SentinelTopology",
     "cached_refusals",
     "check_proxies",
     "check_settings",
@@ -70,6 +79,7 @@ __all__ = [
     "identify",
     "limits_in_use",
     "log",
+    "next_attempt",
     "overrides",
     "pack_words",
     "paused_background",

@@ -484,7 +484,7 @@ def test_a_dead_shard_affects_its_own_slots_only(lenient, request_connects, capl
         assert all(decision.degraded for decision in check_both(down[0]))
         assert [counted(name, ROOMY) for name in up] == [12] * len(up)
     assert str(dead.port) in caplog.text
-    wait_until(lambda: not check(down[0], ROOMY).degraded, "the shard is available again", within=6 + SLACK)
+    wait_until(lambda: not check(down[0], ROOMY).degraded, "the shard is available again")
 
 
 def test_a_request_with_a_dead_slot_and_living_ones(lenient):
@@ -584,9 +584,7 @@ def test_pages_find_a_new_master(lenient, admin_pages):
     assert master.client().wait(1, 30_000) >= 1  # the replica has this write, and so those before it
     master.kill()
     lenient.wait_for_failover()
-    wait_until(
-        lambda: admin_pages.get(url("users", tab="active")).status_code == 200, "the page is available", within=10
-    )
+    wait_until(lambda: admin_pages.get(url("users", tab="active")).status_code == 200, "the page is available")
     rows = admin_pages.get(url("users", tab="active")).context["rows"]
     assert sorted(row.identity.encoded for row in rows) == sorted(one_on_each(lenient))
 
@@ -713,7 +711,7 @@ def test_an_override_while_a_slot_moves_is_replaced_or_reported_as_failed(lenien
 
 def test_a_node_is_added_and_slots_move_under_load(cluster, configure, capsys):
     """No unit is lost and none counted twice: neither charges nor refunds."""
-    configure(TIMEOUT=1)
+    configure(TIMEOUT=5)
     source = cluster.masters()[0]
     names = list({key_slot(name.encode()): name for name in names_on(cluster, source, 8)}.values())
     staying = [names_on(cluster, node)[0] for node in cluster.masters()[1:]]

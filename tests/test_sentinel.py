@@ -32,7 +32,7 @@ def shared_sentinels():
 def nodes(shared_sentinels):
     """Servers and Sentinels, all up and empty, at the beginning and at the end; the cache is elsewhere."""
     yield shared_sentinels
-    for each in shared_sentinels.nodes:
+    for each in (*shared_sentinels.watchers, *shared_sentinels.data):  # the Sentinels name the master to the others
         bring_back(shared_sentinels, each)
     wait_until(shared_sentinels.settled, "the Sentinels have a master")
     shared_sentinels.master().client().flushall()
@@ -153,10 +153,10 @@ def test_decisions_go_on_without_sentinels_while_the_master_is_up(lenient, limit
     use_sentinels(lenient.sentinels)
     began = time.monotonic()
     assert all(limiter.check("alice", ROOMY).degraded for _ in range(200))
-    assert time.monotonic() - began < 1 + SLACK
+    assert time.monotonic() - began < 200 * LENIENT / 10  # they do not wait
     for watcher in lenient.watchers:
         watcher.launch()
-    wait_until(lambda: not limiter.check("alice", ROOMY).degraded, "the master is found", within=6 + SLACK)
+    wait_until(lambda: not limiter.check("alice", ROOMY).degraded, "the master is found")
 
 
 def test_a_sentinel_that_hangs_delays_the_first_request_only(lenient, limiter, use_sentinels):

@@ -1,8 +1,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-# One process per core, each with a server of its own; the tests of one Cluster or site stay in one process.
-PARALLEL = -n auto --maxprocesses 4 --dist loadgroup
+# One process per core, each with a Redis of its own; the tests of a file stay in one process.
+PARALLEL = -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install run test test-all browser lint format servers cluster matrix bench bench-quick clean

@@ -12,7 +12,7 @@ from pathlib import Path
 from . import environment
 
 HERE = Path(__file__).parent
-LEFT_OUT = ("panel", "notes")  # of a quick run: nothing to compare with
+LEFT_OUT = ("panel", "notes", "instructions")  # of a quick run: nothing to compare with, or too slow
 
 
 def main() -> None:
@@ -30,6 +30,9 @@ def arguments() -> argparse.Namespace:
         type=Path,
         help="write RESULTS.md and charts there, from the project's folder; a full run writes to benchmarks/",
     )
+    parser.add_argument(
+        "--against", type=Path, metavar="TREE", help="another checkout, for `instructions` to count beside this one"
+    )
     parser.add_argument("--list", action="store_true", help="tell what there is, and measure nothing")
     return parser.parse_args()
 
@@ -41,10 +44,14 @@ def run(chosen: argparse.Namespace) -> None:
     server.pin(server.ONE_CORE)
     server.start()
     parts = known_parts()
+    if "instructions" in chosen.names:
+        from . import instructions
+
+        instructions.prepare(chosen.against)
     if unknown := set(chosen.names) - set(parts):
         raise SystemExit(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
     if chosen.list:
-        print("\n".join(f"{name:<10}{part.__doc__}" for name, part in parts.items()))
+        print("\n".join(f"{name:<14}{part.__doc__}" for name, part in parts.items()))
         return
     facts |= {"Server": server.description(), "Packages": environment.versions()}
     if failed := environment.failures():
@@ -61,7 +68,20 @@ def known_parts() -> dict[str, Callable]:
     import django
 
     django.setup()
-    from . import accuracy, commands, cpu, decision, growth, in_flight, memory, panel, profile, refusal, views
+    from . import (
+        accuracy,
+        commands,
+        cpu,
+        decision,
+        growth,
+        in_flight,
+        instructions,
+        memory,
+        panel,
+        profile,
+        refusal,
+        views,
+    )
 
     return {
         "decision": decision.decision,
@@ -74,6 +94,7 @@ def known_parts() -> dict[str, Callable]:
         "accuracy": accuracy.accuracy,
         "growth": growth.growth,
         "cpu": cpu.cpu,
+        "instructions": instructions.instructions,
         "panel": panel.panel,
         "notes": panel.notes,
     }

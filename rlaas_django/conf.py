@@ -117,6 +117,11 @@ def cache_entry(alias: str) -> dict[str, Any]:
     return entry
 
 
+def secret() -> bytes:
+    """Return what credentials are digested with."""
+    return force_bytes(settings.SECRET_KEY)
+
+
 def middleware() -> list[str]:
     return [*settings.MIDDLEWARE]
 
@@ -177,7 +182,7 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
         rules=rules,
         proxies=proxies,
         proxy_headers=PROXY_HEADERS[options["PROXY_HEADER"]],
-        encoding=Encoding(options["IPV6_PREFIX"], force_bytes(settings.SECRET_KEY)),
+        encoding=Encoding(options["IPV6_PREFIX"], secret),
         headers=frozenset(options["HEADERS"]),
         response=response,
         log_lines=options["LOG_LINES_PER_SECOND"],

@@ -4,13 +4,15 @@
 the long tier is said in three ways: a whole file in SLOW_FILES below, a test or a parameter by `pytest.mark.slow`, and
 the full size of a test that takes the fixture `scale`.
 
-Each process of pytest-xdist has a server of its own (tests/settings.py). The tests of a file that starts more than
-that for all of its tests, such as a Cluster, stay in one process: SAME_PROCESS.
+Each process of pytest-xdist has a server of its own (tests/settings.py). The tests of a file stay in one process
+(`--dist loadfile`), as many files start a site or a Cluster for all of their tests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 import socket
 import ssl
 from collections import Counter
@@ -25,31 +27,35 @@ from example_project.redis_server import Server
 from rlaas_django.signals import backend_failed
 from rlaas_django.testing import frozen_clock, reset
 from tests.deployments import Node
-from tests.http import EVERY_WAY, Site
-from tests.internals import ALGORITHMS, conf, forget_limits, limits_in_use, redis_client, restore_limits
+from tests.http import BOTH_WAYS, EVERY_WAY, Site
+from tests.internals import (
+    ALGORITHMS,
+    breaker_module,
+    conf,
+    forget_limits,
+    limits_in_use,
+    redis_client,
+    restore_limits,
+)
+from tests.outages import LONG_TIMEOUT, BreakerClock, ProxiedServer, SiteOnOneLoop
 
 NOW = 1_700_000_000_000  # 20 s into a window of a minute
 SLOW_FILES = {"test_multiplexer", "test_cluster", "test_deployments", "test_failure", "test_sentinel"}
-SAME_PROCESS = {
-    *("test_cluster", "test_deployments", "test_end_to_end", "test_example", "test_failure", "test_packaging"),
-    *("test_sentinel", "test_topology"),
-}
 
 # No deadline: an example that takes long on a busy machine is no failure.
 hypothesis.settings.register_profile(
     "tests",
     deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("tests")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in SLOW_FILES:
             item.add_marker("slow")
-        if item.path.stem in SAME_PROCESS and config.pluginmanager.has_plugin("xdist"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(autouse=True)
@@ -171,6 +177,41 @@ def redis_unavailable(use):
     use("unix:///nowhere.sock")
 
 
+@pytest.fixture(scope="module")
+def _proxied_server():
+    server = ProxiedServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def target(_proxied_server) -> ProxiedServer:
+    """A server and a proxy before it, for faults; empty and without any at the beginning of the test."""
+    _proxied_server.restore()
+    return _proxied_server
+
+
+@pytest.fixture
+def use_url(settings, configure):
+    """Have the limiter use a server, and log everything."""
+
+    def use(url: str, timeout: float = LONG_TIMEOUT, **pool_options) -> None:
+        if pool_options:  # django-redis keeps a pool by its URL, whatever the other options are
+            url = f"{url}?client_name=pool-{next(_pool_numbers)}"
+        entry = {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": url,
+            "OPTIONS": {"CONNECTION_POOL_KWARGS": pool_options},
+        }
+        settings.CACHES = {**settings.CACHES, "default": entry}
+        configure(TIMEOUT=timeout, LOG_LINES_PER_SECOND=1000)
+
+    return use
+
+
+_pool_numbers = itertools.count()
+
+
 @pytest.fixture(scope="session")
 def certificate():
     """Return a server's TLS context for 127.0.0.1 and localhost, and the path of the certificate to trust."""
@@ -216,7 +257,34 @@ def site(request, settings):
     return Site(request.param, settings)
 
 
+@pytest.fixture(params=BOTH_WAYS)
+def site_on_one_loop(request, settings):
+    """A site behind WSGI and behind ASGI, there on one event loop, where a connection to Redis stays open."""
+    with asyncio.Runner() as runner:
+        yield SiteOnOneLoop(request.param, settings, runner)
+
+
+@pytest.fixture
+def breaker_clock(monkeypatch) -> BreakerClock:
+    """The clock of circuit breakers, which stands still."""
+    clock = BreakerClock()
+    monkeypatch.setattr(breaker_module, "time", clock)
+    return clock
+
+
 # Observation
+
+
+@pytest.fixture
+def log_lines(caplog):
+    """`log_lines(text)`: the lines of our logger that contain it."""
+    caplog.set_level(logging.DEBUG, logger="rlaas_django")
+
+    def containing(text: str) -> list[str]:
+        lines = [record.getMessage() for record in caplog.records if record.name == "rlaas_django"]
+        return [line for line in lines if text in line]
+
+    return containing
 
 
 @pytest.fixture
@@ -231,6 +299,19 @@ def connects(monkeypatch):
 
     monkeypatch.setattr(socket.socket, "connect", counting)
     return seen
+
+
+@pytest.fixture
+def failure_signals():
+    """Collect what `backend_failed` was sent with."""
+    signals = []
+
+    def receiver(sender, **sent):
+        signals.append(sent)
+
+    backend_failed.connect(receiver)
+    yield signals
+    backend_failed.disconnect(receiver)
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ CACHES = {
     }
 }
 RATE_LIMITER = {
-    "TIMEOUT": 20,  # a machine that is busy with tests is no fault
-    "LOCAL_REFUSALS": False,  # each test begins with an empty Redis, and the servers know nothing of it
+    "TIMEOUT": 20,  # long enough for a busy machine
+    "LOCAL_REFUSALS": False,  # the tests empty Redis between them, which the servers cannot know
     "POLICIES": {
         "login": {"rate": "2/h", "key": "ip"},
         "search": {"rate": "2/h", "key": "get:q", "algo": "token-bucket-algo", "burst": 3},
@@ -42,14 +42,14 @@ RATE_LIMITER = {
 WSGI_APPLICATION = f"{__name__}.wsgi"
 
 
-def answer(request: HttpRequest) -> HttpResponse:
+def show(request: HttpRequest) -> HttpResponse:
     decision = request.rate_limit  # type: ignore[attr-defined]
-    told = {"allowed": decision.allowed, "outcomes": [outcome.allowed for outcome in decision.outcomes]}
-    return JsonResponse(told, headers={"X-Worker": str(os.getpid())})
+    body = {"allowed": decision.allowed, "outcomes": [outcome.allowed for outcome in decision.outcomes]}
+    return JsonResponse(body, headers={"X-Worker": str(os.getpid())})
 
 
-async def aanswer(request: HttpRequest) -> HttpResponse:
-    return answer(request)
+async def ashow(request: HttpRequest) -> HttpResponse:
+    return show(request)
 
 
 def failing(request: HttpRequest) -> HttpResponse:
@@ -75,13 +75,13 @@ def plan(request: HttpRequest) -> str | None:
 @rate_limit("2/h", key="ip")
 class Page(View):
     def get(self, request: HttpRequest) -> HttpResponse:
-        return answer(request)
+        return show(request)
 
 
 @rate_limit("2/h", key="ip")
 class AsyncPage(View):
     async def get(self, request: HttpRequest) -> HttpResponse:
-        return answer(request)
+        return show(request)
 
 
 def wrong(response: HttpResponse) -> bool:
@@ -107,16 +107,16 @@ LIMITS = {
 LOGIN = rate_limit("3/h", key="ip", charge_when=wrong, group="attempts")
 
 urlpatterns = [
-    path("default", answer),
-    path("api/<path:rest>", lambda request, rest: answer(request)),
+    path("default", show),
+    path("api/<path:rest>", lambda request, rest: show(request)),
     path("default/failing", failing),
     path("healthz", lambda request: HttpResponse("ok")),
     path("class", Page.as_view()),
     path("async/class", AsyncPage.as_view()),
     path("attempts", LOGIN(login)),
     path("async/attempts", LOGIN(alogin)),
-    *(path(name, limit(answer)) for name, limit in LIMITS.items()),
-    *(path(f"async/{name}", limit(aanswer)) for name, limit in LIMITS.items()),
+    *(path(name, limit(show)) for name, limit in LIMITS.items()),
+    *(path(f"async/{name}", limit(ashow)) for name, limit in LIMITS.items()),
 ]
 
 

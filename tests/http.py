@@ -236,9 +236,6 @@ def assert_complete_if_refused(response: Any, *, own_body: bool = False) -> None
         )
 
 
-judge = assert_complete_if_refused  # the name in tests/outages.py
-
-
 def assert_clean_headers(response: Any) -> dict[str, str]:
     """Check that no value has a line break and no header of ours is there twice; return ours."""
     headers = response.headers

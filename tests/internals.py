@@ -5,9 +5,14 @@ from __future__ import annotations
 import threading
 
 from rlaas_django import backend, conf, log
+from rlaas_django.backend import UnavailableError
+from rlaas_django.backend import circuit_breaker as breaker_module
+from rlaas_django.backend import pool as pool_module
+from rlaas_django.backend.circuit_breaker import CircuitBreaker
 from rlaas_django.backend.commands import pack
 from rlaas_django.backend.connections import ConnectionOptions
 from rlaas_django.backend.errors import TRYAGAIN_PAUSE, NextAttempt, next_attempt
+from rlaas_django.backend.pool import Pool
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
 from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
 from rlaas_django.checks import check_proxies, check_settings
@@ -33,11 +38,15 @@ from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
 from rlaas_django.http import responses
 from rlaas_django.http.proxies import client_address
 from rlaas_django.http.responses import whole_seconds
+from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter import overrides, refund_units, refusal_cache
 from rlaas_django.limiter.compiled import compile_policies, unique_ids
+from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
 from rlaas_django.stats import recorder
 from rlaas_django.stats.background import paused as paused_background
 from rlaas_django.stats.background import run as run_background_jobs
+from rlaas_django.stats.reader import minutes as read_minutes
+from rlaas_django.stats.recorder import flush as flush_statistics
 
 __all__ = [
     "ALGORITHMS",
@@ -55,22 +64,31 @@ __all__ = [
     "TOPOLOGY_THREAD",
     "TRYAGAIN_PAUSE",
     "YEAR",
+    "CircuitBreaker",
     "ClusterTopology",
     "ConnectionOptions",
     "Decision",
     "EncodedIdentity",
+    "LocalLimit",
+    "LocalLimiter",
+    "LocalReply",
     "NextAttempt",
     "Outcome",
     "Policy",
+    "Pool",
     "Rate",
     "Refresher",
     "SentinelTopology",
+    "UnavailableError",
+    "breaker_module",
     "cached_refusals",
     "check_proxies",
     "check_settings",
+    "circuit_breaker",
     "client_address",
     "compile_policies",
     "conf",
+    "connection_pool",
     "encode",
     "escape_for_log",
     "flush_statistics",
@@ -78,11 +96,15 @@ __all__ = [
     "header_module",
     "identify",
     "limits_in_use",
+    "local_limiter",
+    "local_module",
     "log",
     "next_attempt",
     "overrides",
     "pack_words",
     "paused_background",
+    "pool_module",
+    "read_minutes",
     "redis_client",
     "redis_key",
     "refresh_is_due",
@@ -100,7 +122,7 @@ __all__ = [
 DEFAULTS = conf.DEFAULTS
 escape_for_log = log.escaped
 header_module = responses  # the one that names headers
-flush_statistics, reset_statistics = recorder.flush, recorder.state.reset
+reset_statistics = recorder.state.reset
 TOPOLOGY_THREAD = "rlaas_django topology"
 
 
@@ -112,6 +134,16 @@ def redis_client(alias: str):
 def wrap_client(client):
     """Return the client as it is; tests/on_cluster.py puts its own in place of this."""
     return client
+
+
+def circuit_breaker() -> CircuitBreaker:
+    """Return the breaker of the server that the limiter uses."""
+    return single_server().breaker
+
+
+def connection_pool() -> Pool:
+    """Return the connections to the server that the limiter uses."""
+    return single_server()._pool
 
 
 # The limits that decorators have registered, which the system checks and the admin read.

@@ -28,10 +28,6 @@ class Model:
         self.charge(now, cost)
         return True, count, self.capacity - count - cost, 0, self.whole(now)
 
-    def ask(self, now: int, cost: int) -> tuple:
-        """The old name of `check`, for test_local.py."""
-        return self.check(now, cost)
-
     def wait(self, now: int, cost: int) -> float:
         if cost > self.capacity:
             return NEVER

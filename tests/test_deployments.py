@@ -384,7 +384,7 @@ def test_where_a_message_ends(message):
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"*1\r\n", b"\xff\x00", b""])
 def test_garbage_is_an_error_to_a_client(answer):
-    with Garbage(answer) as server, once(server.url) as client, pytest.raises(redis.RedisError):
+    with Garbage(answer) as server, once(server.url, 0.3) as client, pytest.raises(redis.RedisError):
         client.ping()
 
 

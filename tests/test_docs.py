@@ -1,4 +1,4 @@
-"""The documentation says what the code does: its examples run, and its tables are complete."""
+"""The documentation: its examples run, and its tables are complete."""
 
 from __future__ import annotations
 
@@ -9,10 +9,19 @@ from pathlib import Path
 import pytest
 from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory, override_settings
-from rlaas_django.policy import ALGORITHMS, KEY_PREFIXES, KEYS
 
-from rlaas_django import checks, conf, decorators, responses
-from tests.conftest import DEFAULTS
+from rlaas_django import rate_limit
+from tests.internals import (
+    ALGORITHMS,
+    DEFAULTS,
+    KEY_PREFIXES,
+    KEYS,
+    POLICY_OPTIONS,
+    RULE_OPTIONS,
+    check_settings,
+    forget_limits,
+    header_module,
+)
 
 ROOT = Path(__file__).parent.parent
 PAGES = {page.name: page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
@@ -26,23 +35,23 @@ def blocks(text: str) -> list[str]:
 @pytest.mark.usefixtures("no_views")
 @pytest.mark.parametrize("page", PAGES)
 async def test_the_python_of_the_documentation_runs(page, settings):
-    """Settings hold for what follows them, and the first ones for all; views answer; tests pass."""
+    """Settings apply to what follows them, and the first ones to the whole page; views respond; tests pass."""
     names: dict = {"__name__": "documented"}
     code = blocks(PAGES[page])
     for block in [block for block in code if "RATE_LIMITER = " in block][:1] + code:
         before = set(names)
         exec(compile(block, page, "exec"), names)
         if "RATE_LIMITER = " in block:
-            settings.RATE_LIMITER = names["RATE_LIMITER"]
-            decorators.in_use.clear()  # views of other settings on this page
+            settings.RATE_LIMITER = {"TIMEOUT": 20, **names["RATE_LIMITER"]}
+            forget_limits()  # of other settings on this page
             with override_settings(MIDDLEWARE=names.get("MIDDLEWARE", [])):
-                assert checks.check_settings() == []
+                assert check_settings() == []
         for name in [name for name in names if name not in before]:
-            await answers(names[name])
+            await call_example(names[name])
 
 
-async def answers(view) -> None:
-    """A view of the documentation gives a response; a test of it passes."""
+async def call_example(view) -> None:
+    """Call a view of the documentation, which gives a response, or a test, which passes."""
     parameters = list(inspect.signature(view).parameters) if inspect.isfunction(view) else None
     if parameters == []:
         view()
@@ -69,7 +78,7 @@ def test_every_check_is_in_the_documentation():
 
 
 def test_every_header_is_in_the_documentation():
-    set_by_us = set(re.findall(r'headers(?:\.setdefault\(|\[)"([A-Za-z-]+)"', inspect.getsource(responses)))
+    set_by_us = set(re.findall(r'headers(?:\.setdefault\(|\[)"([A-Za-z-]+)"', inspect.getsource(header_module)))
     set_by_us |= {"Vary", "Content-Length"}
     documented = re.findall(r"^\| `([A-Za-z-]+)` \|", PAGES["headers.md"], re.MULTILINE)
     assert sorted(documented) == sorted(set_by_us)
@@ -81,19 +90,17 @@ def test_every_algorithm_key_and_option_is_in_the_documentation():
         assert f"`{algo}`" in PAGES["algorithms.md"]
     for key in (*KEYS, *KEY_PREFIXES):
         assert f'"{key}' in PAGES["decorator.md"]
-    for option in (*conf.POLICY_OPTIONS, *conf.RULE_OPTIONS):
+    for option in (*POLICY_OPTIONS, *RULE_OPTIONS):
         assert f"`{option}`" in PAGES["settings.md"]
 
 
 def test_every_argument_of_the_decorator_is_in_the_documentation():
-    from rlaas_django import rate_limit
-
     for name in list(inspect.signature(rate_limit).parameters)[1:]:
         assert f"{name}=" in PAGES["decorator.md"] or f"`{name}`" in PAGES["decorator.md"], name
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
+def test_links_point_to_existing_files(page):
     folder = ROOT if page == "README.md" else ROOT / "docs"
     for target in re.findall(r"\]\((?!http)([^)#]+)", PAGES[page]):
         assert (folder / target).exists(), target

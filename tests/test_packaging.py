@@ -1,4 +1,4 @@
-"""What our users install: the wheel, built here and looked into."""
+"""The wheel, built here and looked into."""
 
 from __future__ import annotations
 
@@ -13,23 +13,28 @@ from pathlib import Path
 import pytest
 
 import rlaas_django
-from rlaas_django.backend.scripts import SCRIPTS
+from tests.internals import ALGORITHMS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rlaas_django"
 DIST_INFO = f"rlaas_django-{rlaas_django.__version__}.dist-info"
 
-IMPORT = """
-import json, rlaas_django, rlaas_django.testing
-from rlaas_django.backend.scripts import SCRIPTS
-shas = [script.sha for script in SCRIPTS]
-print(json.dumps([rlaas_django.__file__, rlaas_django.__version__, shas]))
+PROGRAM = """
+import json, sys, django, rlaas_django
+from django.conf import settings
+from rlaas_django import Policy, check, refund, reset
+from rlaas_django.testing import embedded_redis
+settings.configure(CACHES={"default": embedded_redis()}, INSTALLED_APPS=["rlaas_django"])
+django.setup()
+policies = [Policy(algo, "1/m", algo=algo) for algo in json.loads(sys.argv[1])]
+decisions = [check("alice", policy).allowed for policy in policies for _ in range(2)]
+print(json.dumps([rlaas_django.__file__, rlaas_django.__version__, decisions, reset("alice", policies)]))
 """
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """Built with the hatchling that is installed, as an isolated build would fetch one from the network."""
+    """Build the wheel with the hatchling that is installed, as an isolated build would download one."""
     built = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(built), str(ROOT)]
     done = subprocess.run(build, capture_output=True, text=True)
@@ -40,7 +45,8 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def names(wheel) -> set[str]:
-    return set(zipfile.ZipFile(wheel).namelist())
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
 
 
 def test_the_wheel_is_for_every_platform(wheel):
@@ -62,23 +68,31 @@ def test_the_wheel_holds_every_file_of_the_package(names):
 
 
 def test_the_wheel_holds_the_licence(wheel):
-    assert zipfile.ZipFile(wheel).read(f"{DIST_INFO}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read(f"{DIST_INFO}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
 
 
 def test_the_package_works_as_it_is_installed(wheel, tmp_path):
-    """Where only the wheel's files are, the scripts come out the same."""
-    zipfile.ZipFile(wheel).extractall(tmp_path)
+    """With the wheel's files alone, every algorithm works."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROGRAM, json.dumps(ALGORITHMS)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
-    file, version, shas = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    file, version, decisions, deleted = json.loads(done.stdout)
     assert Path(file) == tmp_path / "rlaas_django" / "__init__.py"
     assert version == rlaas_django.__version__
-    assert shas == [script.sha for script in SCRIPTS]
+    assert decisions == [True, False] * len(ALGORITHMS)
+    assert deleted == len(ALGORITHMS)
 
 
-def test_the_changelog_tells_of_this_version():
+def test_the_changelog_has_a_heading_for_this_version():
     heading = rf"^## {re.escape(rlaas_django.__version__)}\b"
     assert re.search(heading, (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE), (
         f"CHANGELOG.md has no heading '## {rlaas_django.__version__}'"

@@ -453,7 +453,7 @@ def test_seconds_are_rounded_up(wait, seconds):
 def test_a_client_that_waits_for_retry_after_is_admitted_and_not_a_second_earlier(algo, clock, kind, scale):
     """Whatever happened before."""
     refusals = 0
-    for seed in range(scale(10)):
+    for seed in range(scale(5)):
         refusals += follow_retry_after(random.Random(f"{algo}-{kind}-{seed}"), algo, clock, kind, scale(100, least=40))
     assert refusals
 
@@ -482,7 +482,7 @@ def follow_retry_after(rng: random.Random, algo: str, clock, kind: str, steps: i
 
 
 def test_the_wait_is_long_enough_for_all_of_several_policies(site, clock, scale):
-    for seed in range(scale(20)):
+    for seed in range(scale(5)):
         rng = random.Random(seed)
         policies = [
             Policy(f"a-{seed}", (rng.randint(1, 3), 10), key="ip", algo=TOKEN_BUCKET),

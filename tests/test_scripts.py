@@ -1,6 +1,6 @@
-"""The Lua as it is assembled: versions that tell every change, and nothing that some server or fakeredis lacks.
+"""The Lua files and the scripts made of them: valid, versioned, and nothing in them that a server or fakeredis lacks.
 
-`python -m tests.test_scripts` writes tests/lua_versions.json anew after a version was raised.
+`python -m tests.test_scripts` rewrites tests/lua_versions.json after a version was raised.
 """
 
 from __future__ import annotations
@@ -8,24 +8,24 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import struct
+import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import combinations
 from pathlib import Path
 
 import lupa.lua51
 import pytest
-from rlaas_django.policy import ALGORITHMS, FIXED_WINDOW, TOKEN_BUCKET
-from rlaas_django.scripts import CHECK, FILES, REFUND, RESET, Script
 
-from rlaas_django import scripts
+from rlaas_django.backend import scripts
+from rlaas_django.backend.scripts import ALL_ALGORITHMS, BY_ALGORITHM, FILES, OVERRIDE, RECORD, Script, for_algorithms
+from rlaas_django.core.policy import ALGORITHMS, FIXED_WINDOW, SLIDING_WINDOW, TOKEN_BUCKET
 
 LUA = Path(scripts.__file__).with_name("lua")
 LOCK = Path(__file__).with_name("lua_versions.json")
-SETS = [frozenset(chosen) for size in range(1, 6) for chosen in combinations(ALGORITHMS, size)]
-ALONE = [value for value in vars(scripts).values() if isinstance(value, Script)]  # those without algorithms
-EVERY = [*CHECK.values(), *REFUND.values(), *ALONE]
+EVERY = [*BY_ALGORITHM.values(), ALL_ALGORITHMS, OVERRIDE, RECORD]
+FUNCTIONS = ("check", "charge", "refund", "reset")
 
 # What both Redis 6.2 and fakeredis give a script; os, struct, bit and cmsgpack are missing in one or the other.
 GLOBALS = {"ARGV", "KEYS", "redis", "string", "math", "table"}
@@ -71,9 +71,67 @@ def test_the_lock_is_not_renewed_for_a_change_without_a_new_version():
     assert stale(was, was) == stale({}, was) == stale(was, {}) == []
 
 
-def test_there_is_a_script_for_each_set_of_algorithms():
-    assert len(SETS) == 31
-    assert set(CHECK) == set(REFUND) == set(SETS)
+@pytest.mark.parametrize("path", sorted(LUA.glob("*.lua")), ids=lambda path: path.stem)
+def test_every_file_is_valid_lua(path):
+    if luac := shutil.which("luac5.1") or shutil.which("luac"):
+        done = subprocess.run([luac, "-p", str(path)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    else:
+        lupa.lua51.LuaRuntime().compile(path.read_text("utf-8"))
+
+
+def test_there_is_a_script_per_algorithm_and_one_with_all():
+    assert set(BY_ALGORITHM) == set(ALGORITHMS)
+    for algo in ALGORITHMS:
+        assert for_algorithms([algo]) is for_algorithms([algo, algo]) is BY_ALGORITHM[algo]
+    assert for_algorithms([FIXED_WINDOW, TOKEN_BUCKET]) is for_algorithms(iter(ALGORITHMS)) is ALL_ALGORITHMS
+
+
+def test_a_script_contains_the_driver_and_its_algorithms():
+    for script in (*BY_ALGORITHM.values(), ALL_ALGORITHMS):
+        assert script.text.endswith(scripts.source("driver"))
+        for algo, stem in FILES.items():
+            assert (scripts.source(stem) in script.text) == (script in (BY_ALGORITHM[algo], ALL_ALGORITHMS))
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_the_script_with_all_loads_only_the_algorithm_asked_for(algo):
+    """Functions are made anew on every call, so those that are not used must not be made."""
+    lua = lupa.lua51.LuaRuntime()
+    loader = ALL_ALGORITHMS.text.removesuffix(scripts.source("driver"))
+    lines = lua.execute(f"""{loader}
+        local functions, lines = {{ load_algorithm("{algo}") }}, {{}}
+        for i = 1, 4 do
+          lines[i] = debug.getinfo(functions[i], "S").linedefined
+        end
+        return lines""")
+    text = ALL_ALGORITHMS.text.splitlines()
+    first = text.index(f'{"" if algo == FIXED_WINDOW else "else"}if name == "{algo}" then')
+    own = scripts.source(FILES[algo]).count("\n")
+    assert len(lines) == 4
+    assert all(first < line <= first + 1 + own for line in lines.values())
+
+
+@pytest.mark.parametrize("stem", FILES.values())
+def test_a_header_says_what_the_functions_take_and_return(stem):
+    """A function may leave out its last parameters if it uses none of them. A charge gets what the check returns."""
+    takes, returns = {}, {}
+    text = scripts.source(stem)
+    header, code = text.split("]]", 1)
+    assert re.search(r"^  State    ", header, re.MULTILINE)
+    for name in FUNCTIONS:
+        found = re.search(rf"^  {name:<8} (.+?)\s+-> (.+)$", header, re.MULTILINE)
+        assert found, name
+        takes[name], returns[name] = found[1].split(", "), found[2].split(", ")
+        parameters = re.search(rf"^local function {name}\((.*)\)$", code, re.MULTILINE)[1].split(", ")
+        assert parameters == takes[name][: len(parameters)]
+    assert takes["check"] == ["key", "now", "at", "limit", "window", "ttl", "cost", "capacity", "charging"]
+    assert takes["charge"] == ["key", "now", "at", "limit", "window", "ttl", "cost", "unique", *returns["check"][3:]]
+    assert takes["refund"] == ["key", "now", "at", "limit", "window", "ttl", "cost", "unique", "charged_at"]
+    assert takes["reset"] == ["key", "now", "window"]
+    assert returns["check"][:3] == ["count", "wait", "reset_after"]
+    assert returns["charge"] == ["reset_after", "charged_at"]
+    assert text.endswith(f"\nreturn {', '.join(FUNCTIONS)}\n")
 
 
 def test_each_script_has_the_sha_of_its_text():
@@ -82,53 +140,34 @@ def test_each_script_has_the_sha_of_its_text():
     assert len({script.sha for script in EVERY}) == len(EVERY)
 
 
-def test_a_script_holds_just_the_algorithms_asked_for():
-    for chosen in SETS:
-        for script, own in ((CHECK[chosen], ("state", "check", "wait", "charge")), (REFUND[chosen], ("refund",))):
-            text = unindented(script.text)
-            for algo in ALGORITHMS:
-                for name in own:
-                    assert (unindented(scripts.section(algo, name)) in text) == (algo in chosen)
-            told_apart = set(re.findall(r'if algorithm == "(.+)" then$', script.text, re.MULTILINE))
-            assert told_apart == (chosen if len(chosen) > 1 else set())
-    assert RESET in ALONE
-    assert not [script.name for script in ALONE if "algorithm ==" in script.text]
-
-
-def unindented(text: str) -> str:
-    return re.sub(r"^ +", "", text, flags=re.MULTILINE)
-
-
-def test_each_section_is_named_where_it_goes_and_nothing_else_is():
-    named = {
-        path.stem: set(re.findall(r"^ *--> (.+)$", path.read_text("utf-8"), re.MULTILINE)) for path in LUA.iterdir()
-    }
-    for stem in FILES.values():
-        own = set(scripts.sections(scripts.source(stem)))
-        assert named[stem] < own <= named["check"] | named["refund"] | named[stem]
-        assert own >= {"check", "wait", "charge", "refund"}
-    assert not [script.version for script in EVERY if re.search(r"^ *--[>#]", script.text, re.MULTILINE)]
-
-
 @pytest.mark.parametrize("us", [0, 7, 999, 1_000, 12_345, 99_999, 100_000, 999_999])
 def test_the_time_is_in_whole_ms_however_short_the_us_are(us):
     lua = lupa.lua51.LuaRuntime()
-    lua.globals().ARGV = lua.table("")
-    lua.globals().redis = lua.table(call=lambda _: lua.table("1700000000", str(us)))
-    told = lua.execute(f"{scripts.source('prelude')} return at, string.format('%.0f', now)")
-    assert told == (str(1_700_000_000_000 + us // 1000),) * 2
+    commands = []
+
+    def call(command, *words):
+        commands.append((command, *words))
+        return {"TIME": lua.table("1700000000", str(us)), "EXISTS": 0, "GET": False}.get(command)
+
+    lua.globals().redis = lua.table(call=call)
+    lua.globals().KEYS = lua.table("counter", "override")
+    lua.globals().ARGV = lua.table(
+        "", "check", "unique", "1", TOKEN_BUCKET, "5", "60000", "5", "120000", "0", "default"
+    )
+    reply = lua.execute(BY_ALGORITHM[TOKEN_BUCKET].text)
+    ms = 1_700_000_000_000 + us // 1000
+    assert reply[1] == ms
+    assert commands[-1] == ("SET", "counter", f"60000:{ms}", "PX", 72_000)
+    assert [command for command, *_ in commands].count("TIME") == 1
 
 
 def test_a_version_names_the_files_and_their_versions():
     of = {Path(name).stem: f"{Path(name).stem}@{file['version']}" for name, file in lua_files().items()}
-    both = CHECK[frozenset([TOKEN_BUCKET, FIXED_WINDOW])]
-    assert (both.name, both.version.split()) == (
-        "check",
-        [of["prelude"], of["check"], of["fixed_window"], of["token_bucket"]],
-    )
-    assert REFUND[frozenset([TOKEN_BUCKET])].version.split() == [of["prelude"], of["refund"], of["token_bucket"]]
-    for script in ALONE:
-        assert script.version.split() == [of["prelude"], of[script.name]]
+    assert ALL_ALGORITHMS.version.split() == [of["driver"], *(of[stem] for stem in FILES.values())]
+    for algo, stem in FILES.items():
+        assert BY_ALGORITHM[algo].version.split() == [of["driver"], of[stem]]
+    for script in (OVERRIDE, RECORD):
+        assert script.version == of[script.name]
 
 
 def test_every_lua_file_is_in_a_script():
@@ -148,11 +187,34 @@ def test_the_server_takes_every_script_and_knows_it_by_our_sha(server):
     assert all(server.script_exists(*(script.sha for script in EVERY)))
 
 
+def test_a_check_of_cost_0_charges_nothing(server):
+    for algo, script in BY_ALGORITHM.items():
+        policy = (algo, 5, 60_000, 5, 120_000, 0, "p")
+        reply = server.eval(script.text, 2, "counter", "override", 1_700_000_000_000, "check", "u", 0, *policy)
+        assert reply == [1_700_000_000_000, 1, 0, 5, 0, 0, 5, -1]
+    assert server.keys("*") == []
+
+
+def test_reset_and_refund_take_any_mix_of_algorithms(server):
+    now, algorithms = 1_700_000_000_000, (SLIDING_WINDOW, FIXED_WINDOW, TOKEN_BUCKET, SLIDING_WINDOW)
+    keys = [f"counter-{i}" for i in range(4)]
+    words = [word for algo in algorithms for word in (algo, 5, 60_000, 5, 60_000, 0, "p")]
+    reply = server.eval(ALL_ALGORITHMS.text, 5, *keys, "override", now, "check", "u", 2, *words)
+    stamps = reply[7::7]
+    assert stamps == [now, now - now % 60_000, now, now]
+    words = [word for algo, at in zip(algorithms, stamps, strict=True) for word in (algo, 5, 60_000, 5, 60_000, at)]
+    assert server.eval(ALL_ALGORITHMS.text, 3, *keys[:3], now, "refund", "u", 2, *words[:18]) == [2, 2, 2]
+    assert server.eval(ALL_ALGORITHMS.text, 3, *keys[:3], now, "refund", "u", 2, *words[:18]) == [0, 0, 0]
+    words = [word for algo in algorithms for word in (algo, 60_000)]
+    assert server.eval(ALL_ALGORITHMS.text, 4, *keys, now, "reset", "", 0, *words) == 3  # an empty ZSET is gone
+    assert server.keys("*") == []
+
+
 def as_text(reply: str | bytes) -> str:
     return reply.decode() if isinstance(reply, bytes) else reply
 
 
-@pytest.mark.parametrize("script", [CHECK[SETS[-1]], REFUND[SETS[-1]], *ALONE], ids=lambda script: script.name)
+@pytest.mark.parametrize("script", EVERY, ids=lambda script: script.name)
 def test_no_script_sets_a_global_or_reads_one_that_some_server_lacks(script: Script):
     """Found in the bytecode: a server tells only of those it comes upon."""
     read, written = used_globals(script.text)

@@ -1,7 +1,7 @@
 """Everything that talks to Redis, and the only package that imports redis-py and django-redis."""
 
 from .client import connection_options, redis_client, registered_scripts, topology
-from .commands import Call, Command, script_call
+from .commands import Call, script_call
 from .errors import UnavailableError
 from .execution import ADMIN_TIMEOUT, aexecute, execute, run_commands, servers
 from .server import Server
@@ -10,7 +10,6 @@ from .topology import Topology
 __all__ = [
     "ADMIN_TIMEOUT",
     "Call",
-    "Command",
     "Server",
     "Topology",
     "UnavailableError",

@@ -12,37 +12,39 @@ from .scripts import Script
 Word = str | bytes | int | float
 
 
-class Command(NamedTuple):
-    """One or more commands, packed."""
+class Call(NamedTuple):
+    """Packed commands, for the server that has their keys."""
 
+    script: Script | None  # what to load where the server does not know it
+    key: str  # one of the keys, which are all in one slot; '' where there is one server
     packed: bytes
     replies: int = 1
-
-
-class Call(NamedTuple):
-    """A script with its keys and arguments, packed; or any other command, without a script."""
-
-    script: Script | None
-    key: str  # one of its keys, which are all in one slot
-    command: Command
     is_refund: bool = False
 
+    def with_asking(self) -> Call:
+        """Return the call with ASKING before it, as one message: a reply of its own comes first."""
+        return self._replace(packed=ASKING + self.packed, replies=self.replies + 1)
 
-def pack(*commands: Sequence[Word]) -> Command:
+
+def pack(*commands: Sequence[Word]) -> bytes:
     """Return commands as they are sent."""
-    packed: list[bytes] = [hiredis.pack_command(tuple(command)) for command in commands]  # type: ignore[arg-type]
-    return Command(b"".join(packed), len(commands))
+    return b"".join([hiredis.pack_command(tuple(command)) for command in commands])  # type: ignore[arg-type]
+
+
+def commands_call(key: str, *commands: Sequence[Word]) -> Call:
+    """Return a call of plain commands."""
+    return Call(None, key, pack(*commands), len(commands))
 
 
 def script_call(script: Script, keys: Sequence[str], args: Iterable[Word], *, is_refund: bool = False) -> Call:
     """Return a call of a script on these keys."""
-    command = pack(("EVALSHA", script.sha, len(keys), *keys, *args))
-    return Call(script, keys[0], command, is_refund)
+    packed = pack(("EVALSHA", script.sha, len(keys), *keys, *args))
+    return Call(script, keys[0], packed, is_refund=is_refund)
+
+
+def load_call(script: Script) -> Call:
+    """Return the call that registers a script; it is kept, where servers evict what EVAL brings."""
+    return commands_call("", ("SCRIPT", "LOAD", script.text))
 
 
 ASKING = pack(("ASKING",))
-
-
-def with_asking(command: Command) -> Command:
-    """Return a command with ASKING before it, as one message: a reply of its own comes first."""
-    return Command(ASKING.packed + command.packed, command.replies + 1)

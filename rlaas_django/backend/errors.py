@@ -50,13 +50,13 @@ class NextAttempt(NamedTuple):
     pause: float = 0.0  # seconds, then where the topology says
 
 
-def next_attempt(error: ResponseError, *, is_refund: bool = False) -> NextAttempt | None:
+def next_attempt(error: ResponseError, *, loaded: bool = False, is_refund: bool = False) -> NextAttempt | None:
     """Return where to send a call again after NOSCRIPT, MOVED, ASK or TRYAGAIN; None after any other error.
 
     These are the only errors after which a call is sent again: each says that nothing was run.
     """
     if isinstance(error, NoScriptError):
-        return NextAttempt(load_script=True)
+        return None if loaded else NextAttempt(load_script=True)
     if isinstance(error, MovedError):  # before ASK: redis-py derives it from AskError
         return NextAttempt(address=(error.host, error.port))
     if isinstance(error, AskError) and not is_refund:

@@ -10,7 +10,7 @@ from typing import Any
 from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, RedisError, ResponseError
 
 from .client import topology
-from .commands import Call, Word, pack, with_asking
+from .commands import Call, Word, commands_call, load_call
 from .errors import NextAttempt, UnavailableError, next_attempt
 from .server import Server
 from .topology import ClusterTopology, Topology
@@ -27,7 +27,7 @@ def execute(where: Topology, call: Call, *, timeout: float | None = None) -> Any
     if server is None or server.breaker.error is not None:
         server = _require(where, server)
     try:
-        return server.send(call.command, timeout=timeout)
+        return server.send(call, timeout=timeout)
     except ResponseError as error:
         return _send_again(where, call, server, error, timeout)
     except RedisError as error:
@@ -43,7 +43,7 @@ async def aexecute(where: Topology, call: Call) -> Any:
     if server is None or server.breaker.error is not None:
         server = _require(where, server)
     try:
-        return await server.asend(call.command)
+        return await server.asend(call)
     except ResponseError as error:
         return await _asend_again(where, call, server, error)
     except RedisError as error:
@@ -52,17 +52,18 @@ async def aexecute(where: Topology, call: Call) -> Any:
 
 def _send_again(where: Topology, call: Call, server: Server, error: ResponseError, timeout: float | None) -> Any:
     """Send a call again for as long as the server replies that nothing was run, within the timeout."""
-    deadline = time.monotonic() + where.timeout
+    deadline, loaded = time.monotonic() + where.timeout, False
     while True:
-        attempt = _next_attempt(where, call, server, error, deadline)
+        attempt = _next_attempt(where, call, server, error, deadline, loaded)
         time.sleep(attempt.pause)
         try:
-            if attempt.load_script:
-                server.send(_script_load(call))
+            if attempt.load_script and call.script is not None:
+                loaded = True
+                server.send(load_call(call.script))
             server = _redirect(where, call, server, error, attempt)
             if attempt.asking:
-                return server.send(with_asking(call.command), timeout=timeout)[-1]
-            return server.send(call.command, timeout=timeout)
+                return server.send(call.with_asking(), timeout=timeout)[-1]
+            return server.send(call, timeout=timeout)
         except ResponseError as another:
             error = another
         except RedisError as failure:
@@ -71,24 +72,27 @@ def _send_again(where: Topology, call: Call, server: Server, error: ResponseErro
 
 async def _asend_again(where: Topology, call: Call, server: Server, error: ResponseError) -> Any:
     """As `_send_again`, without blocking the event loop."""
-    deadline = time.monotonic() + where.timeout
+    deadline, loaded = time.monotonic() + where.timeout, False
     while True:
-        attempt = _next_attempt(where, call, server, error, deadline)
+        attempt = _next_attempt(where, call, server, error, deadline, loaded)
         await asyncio.sleep(attempt.pause)
         try:
-            if attempt.load_script:
-                await server.asend(_script_load(call))
+            if attempt.load_script and call.script is not None:
+                loaded = True
+                await server.asend(load_call(call.script))
             server = _redirect(where, call, server, error, attempt)
             if attempt.asking:
-                return (await server.asend(with_asking(call.command)))[-1]
-            return await server.asend(call.command)
+                return (await server.asend(call.with_asking()))[-1]
+            return await server.asend(call)
         except ResponseError as another:
             error = another
         except RedisError as failure:
             raise _unavailable(where, failure) from failure
 
 
-def _next_attempt(where: Topology, call: Call, server: Server, error: ResponseError, deadline: float) -> NextAttempt:
+def _next_attempt(
+    where: Topology, call: Call, server: Server, error: ResponseError, deadline: float, loaded: bool
+) -> NextAttempt:
     """Return how to send a call again; UnavailableError when that would not help."""
     if not where.clustered and isinstance(error, (AskError, MovedError, ClusterCrossSlotError)):
         wrong = UnavailableError(
@@ -97,7 +101,7 @@ def _next_attempt(where: Topology, call: Call, server: Server, error: ResponseEr
         )
         server.breaker.log_error(wrong)
         raise wrong from error
-    attempt = next_attempt(error, is_refund=call.is_refund)
+    attempt = next_attempt(error, loaded=loaded, is_refund=call.is_refund)
     if attempt is None or time.monotonic() > deadline:
         server.breaker.log_error(error)
         raise _unavailable(where, error) from error
@@ -133,12 +137,6 @@ def _unavailable(where: Topology, error: Exception) -> UnavailableError:
     return UnavailableError(str(error))
 
 
-def _script_load(call: Call) -> Any:
-    if call.script is None:
-        raise UnavailableError("NOSCRIPT in reply to a command that is no script.")
-    return pack(("SCRIPT", "LOAD", call.script.text))  # kept, where servers evict what EVAL brings
-
-
 def run_commands(commands: Sequence[Sequence[Word]], server: Server | None = None) -> list[Any]:
     """Run plain commands of one key each, in one round trip per server; those without a key name a server.
 
@@ -152,15 +150,14 @@ def run_commands(commands: Sequence[Sequence[Word]], server: Server | None = Non
             _require(where, server)
         return _run_on(server, commands)
     if where.clustered:
-        return [execute(where, Call(None, _key(each), pack(each)), timeout=ADMIN_TIMEOUT) for each in commands]
-    call = Call(None, _key(commands[0]), pack(*commands))
-    replies: Any = execute(where, call, timeout=ADMIN_TIMEOUT)
+        return [execute(where, commands_call(_key(each), each), timeout=ADMIN_TIMEOUT) for each in commands]
+    replies: Any = execute(where, commands_call("", *commands), timeout=ADMIN_TIMEOUT)
     return replies if len(commands) > 1 else [replies]
 
 
 def _run_on(server: Server, commands: Sequence[Sequence[Word]]) -> list[Any]:
     try:
-        replies: Any = server.send(pack(*commands), timeout=ADMIN_TIMEOUT)
+        replies: Any = server.send(commands_call("", *commands), timeout=ADMIN_TIMEOUT)
     except RedisError as error:
         server.breaker.log_error(error)
         raise UnavailableError(str(error)) from error

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import redis
 
-from .commands import Command
+from .commands import Call
 from .pool import FRESH
 
 MAX_BATCH = 128  # commands; a batch has one time limit
@@ -23,7 +23,7 @@ GRACE = 0.01  # seconds for a loop that was blocked to read what has arrived mea
 
 
 class _Pending(NamedTuple):
-    command: Command
+    call: Call
     reply: asyncio.Future[Any]
 
 
@@ -31,7 +31,7 @@ class Multiplexer:
     """Runs commands of one event loop on one server, each batch within `timeout` seconds."""
 
     def __init__(
-        self, make_connection: Callable[[], Any], timeout: float, on_failure: Callable[[Exception], object]
+        self, make_connection: Callable[[], Any], timeout: float, on_failure: Callable[[Exception], Exception]
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._connection, self._timeout, self._on_failure = make_connection(), timeout, on_failure
@@ -44,10 +44,10 @@ class Multiplexer:
         self._timer: asyncio.TimerHandle | None = None
         self._timed_out = self._reconnect = False
 
-    def execute(self, command: Command) -> asyncio.Future[Any]:
+    def execute(self, call: Call) -> asyncio.Future[Any]:
         """Return a future of the reply, or of the list of replies; error replies are given, not raised."""
         reply = self.loop.create_future()
-        self._waiting.append(_Pending(command, reply))
+        self._waiting.append(_Pending(call, reply))
         if self._worker is None:
             self._worker = self.loop.create_task(self._run())
         elif self._idle is not None and not self._idle.done():
@@ -93,11 +93,11 @@ class Multiplexer:
             await connection.disconnect(nowait=True)
         if not connection.is_connected:
             await self._connect()
-        await connection.send_packed_command([pending.command.packed for pending in self._batch], check_health=False)
-        for command, future in self._batch:
-            replies = [await self._read_reply() for _ in range(command.replies)]
+        await connection.send_packed_command([pending.call.packed for pending in self._batch], check_health=False)
+        for call, future in self._batch:
+            replies = [await self._read_reply() for _ in range(call.replies)]
             if not future.done():
-                future.set_result(replies if command.replies > 1 else replies[0])
+                future.set_result(replies if call.replies > 1 else replies[0])
         self._last_use, self._batch = self.loop.time(), []
 
     async def _read_reply(self) -> Any:
@@ -147,9 +147,9 @@ class Multiplexer:
     def _fail(self, error: Exception) -> None:
         """Fail everything that was sent or is waiting: nobody knows which of the commands ran."""
         self._stop()
-        self._on_failure(error)
+        failure = self._on_failure(error)
         for pending in self._take_all():
-            pending.reply.set_exception(error)
+            pending.reply.set_exception(failure)
 
     def _abandon(self) -> None:
         """Cancel everything that was sent or is waiting, because the loop ends."""

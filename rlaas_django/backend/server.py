@@ -11,7 +11,7 @@ from typing import Any
 import redis
 
 from .circuit_breaker import CircuitBreaker
-from .commands import Command
+from .commands import Call
 from .connections import ConnectionOptions
 from .errors import PoolExhaustedError, concerns_whole_server
 from .multiplexer import Multiplexer
@@ -33,45 +33,53 @@ class Server:
         self._pool = Pool(lambda: options.connection(timeout), options.maximum, lambda: breaker.error is None)
         self._loops: dict[asyncio.AbstractEventLoop, Multiplexer] = {}
 
-    def send(self, command: Command, *, timeout: float | None = None) -> Any:
+    def send(self, call: Call, *, timeout: float | None = None) -> Any:
         """Return the reply, or the list of replies; the first error among them is raised."""
         pool, connection = self._pool, None
         try:
             connection = pool.acquire()
-            connection.send_packed_command((command.packed,), check_health=False)
+            connection.send_packed_command((call.packed,), check_health=False)
             if timeout is not None and not connection.can_read(timeout):
                 raise redis.TimeoutError
-            reply = connection.read_response() if command.replies == 1 else _read_replies(connection, command.replies)
+            reply = connection.read_response() if call.replies == 1 else _read_replies(connection, call.replies)
         except redis.ResponseError as error:  # after one, the connection is as good as after any reply
             pool.release(connection)
             self._record_error(error, admin=timeout is not None)
             raise
         except BaseException as error:
-            if connection is not None:
-                pool.discard(connection)
-            if isinstance(error, Exception):
-                raise self._record_failure(error) from error
-            raise
+            # Recorded first: a thread that waits for the connection would take it to a server that fails.
+            failure = self._record_failure(error) if isinstance(error, Exception) else error
+            try:
+                if connection is not None:
+                    pool.discard(connection)
+                if failure is error:
+                    raise
+                raise failure from error
+            finally:
+                del failure  # or it and this frame, with the connection, would keep each other alive
         pool.release(connection)
-        if self.breaker.error is not None or command.replies > 1:
+        if self.breaker.error is not None or call.replies > 1:
             self._record_reply(reply, admin=timeout is not None)
         return reply
 
-    async def asend(self, command: Command) -> Any:
+    async def asend(self, call: Call) -> Any:
         """As `send`, without blocking the event loop."""
         if self.options.is_fake:  # fakeredis waits for nothing
-            return self.send(command)
+            return self.send(call)
         loop = asyncio.get_running_loop()
         multiplexer = self._loops.get(loop) or self._open_multiplexer(loop)
-        reply = await multiplexer.execute(command)
-        if type(reply) is not list or self.breaker.error is not None or command.replies > 1:
+        reply = await multiplexer.execute(call)
+        if type(reply) is not list or self.breaker.error is not None or call.replies > 1:
             self._record_reply(reply)
         return reply
 
     def _open_multiplexer(self, loop: asyncio.AbstractEventLoop) -> Multiplexer:
-        for each in [each for each in _multiplexers if each.loop.is_closed()]:
-            _multiplexers.discard(each)
-        self._loops = {each: kept for each, kept in self._loops.items() if not each.is_closed()}
+        for each in list(_multiplexers):  # other threads add theirs meanwhile
+            if each.loop.is_closed():
+                _multiplexers.discard(each)
+        for other in list(self._loops):
+            if other.is_closed():
+                self._loops.pop(other, None)
         multiplexer = self._loops[loop] = Multiplexer(
             lambda: self.options.async_connection(self.timeout), self.timeout, self._record_failure
         )
@@ -100,6 +108,7 @@ class Server:
     def _record_failure(self, error: Exception) -> Exception:
         """Tell the breaker that a call had no reply; return the error as one of redis-py's."""
         if isinstance(error, PoolExhaustedError):
+            self.breaker.log_error(error)
             return error
         if isinstance(error, (TimeoutError, redis.TimeoutError)):
             error = redis.TimeoutError(f"timeout after {self.timeout:g} s")

@@ -11,7 +11,6 @@ from .policy import Policy
 # What the scripts reply for each policy, after the time of the decision:
 # allowed, current_count, remaining, retry_after, reset_after, limit, charged_at (times in ms)
 REPLY_SIZE = 7
-LIMIT, CHARGED_AT = 6, 7  # where these stand in the reply of a single policy
 
 
 class Outcome(NamedTuple):
@@ -38,7 +37,7 @@ class PolicySet(Protocol):
     """What a reply is read with."""
 
     policies: tuple[Policy, ...]
-    fixed_windows: tuple[int, ...]  # ms; 0 where the algorithm is not the fixed window
+    ttls: tuple[int, ...]  # seconds; 0 for the fixed window, whose ttl depends on the time of the decision
 
 
 class Decision:
@@ -47,32 +46,52 @@ class Decision:
     >>> decision = check("alice")
     >>> decision.allowed, decision.remaining, decision.retry_after
     (True, 4, 0.0)
-
-    It is a view of the script's reply; outcomes are made when they are read, which takes a third of the time that a
-    frozen dataclass takes (benchmarks/decision.py).
     """
 
-    __slots__ = ("_identities", "_outcomes", "_policy_set", "_reply", "_strictest", "allowed", "receipts")
+    __slots__ = (
+        *("allowed", "policy", "limit", "current_count", "remaining", "retry_after", "reset_after", "ttl", "degraded"),
+        *("_identities", "_outcomes", "_policy_set", "_reply", "receipts"),
+    )
 
+    allowed: bool
+    policy: Policy  # the strictest: the refusing one with the longest wait, else the one with least remaining
+    limit: int  # units per window; for a token bucket its burst
+    current_count: int  # units in the window before this request
+    remaining: int  # units left after this request
+    retry_after: float  # exact seconds until this request would pass; 0.0 when allowed, inf when its cost can never fit
+    reset_after: float  # seconds until the quota is whole again
+    ttl: int  # seconds: the window size, and for the fixed window what is left of it, rounded up
+    degraded: bool  # whether a policy was decided without Redis
     _policy_set: PolicySet
     _identities: Sequence[str]
     _reply: list[Any]
+    receipts: list[Any]  # what `refund` needs; popped from here, so that it is refunded once
 
-    def __init__(self, allowed: bool, outcomes: Sequence[Outcome], receipts: list[Any] | None = None) -> None:
-        self.allowed = allowed
-        # What `refund` sends. Each is popped by whoever refunds it, so that it is refunded once.
-        self.receipts: list[Any] = [] if receipts is None else receipts
+    def __init__(self, allowed: bool, outcomes: Iterable[Outcome], receipts: list[Any] | None = None) -> None:
+        self.allowed, self.receipts = allowed, [] if receipts is None else receipts
         self._outcomes: tuple[Outcome, ...] | None = tuple(outcomes)
-        self._strictest: Outcome | None = None
+        self.degraded = any(outcome.degraded for outcome in self._outcomes)
+        (self.policy, _, _, self.limit, self.current_count, self.remaining, wait, self.reset_after, self.ttl, _) = (
+            strictest(self._outcomes)
+        )
+        self.retry_after = 0.0 if allowed else wait
 
     @classmethod
     def from_reply(
         cls, policy_set: PolicySet, identities: Sequence[str], reply: list[Any], allowed: bool, receipts: list[Any]
     ) -> Decision:
+        """Return the decision of a script's reply; its outcomes are made when they are read."""
         self = cls.__new__(cls)
-        self.allowed, self.receipts = allowed, receipts
+        if len(identities) > 1:
+            self.__init__(allowed, read_outcomes(policy_set, identities, reply), receipts)  # type: ignore[misc]
+        else:
+            now, _, self.current_count, self.remaining, wait, reset_after, self.limit, _ = reply
+            self.policy = policy = policy_set.policies[0]
+            self.ttl = policy_set.ttls[0] or _left_of_window(policy, now)
+            self.retry_after = 0.0 if allowed else wait / 1000 if wait >= 0 else math.inf
+            self.reset_after, self.allowed, self.degraded = reset_after / 1000, allowed, False
+            self.receipts, self._outcomes = receipts, None
         self._policy_set, self._identities, self._reply = policy_set, identities, reply
-        self._outcomes = self._strictest = None
         return self
 
     def later(self, seconds: float) -> Decision:
@@ -93,55 +112,9 @@ class Decision:
         return self._outcomes
 
     @property
-    def strictest(self) -> Outcome:
-        """The outcome whose figures are the decision's."""
-        if self._strictest is None:
-            self._strictest = strictest(self.outcomes)
-        return self._strictest
-
-    @property
-    def policy(self) -> Policy:
-        return self.strictest.policy
-
-    @property
-    def limit(self) -> int:
-        """Units per window; for a token bucket its burst."""
-        return self.strictest.limit
-
-    @property
-    def current_count(self) -> int:
-        """Units in the window before this request."""
-        return self.strictest.current_count
-
-    @property
-    def remaining(self) -> int:
-        """Units left after this request."""
-        return self.strictest.remaining
-
-    @property
-    def retry_after(self) -> float:
-        """Exact seconds until this request would pass; 0.0 when allowed, inf when its cost can never fit."""
-        return 0.0 if self.allowed else self.strictest.retry_after
-
-    @property
-    def reset_after(self) -> float:
-        """Seconds until the quota is whole again."""
-        return self.strictest.reset_after
-
-    @property
-    def ttl(self) -> int:
-        """Seconds: the window size, and for the fixed window what is left of it, rounded up."""
-        return self.strictest.ttl
-
-    @property
-    def degraded(self) -> bool:
-        """Whether a policy was decided without Redis."""
-        return any(outcome.degraded for outcome in self.outcomes)
-
-    @property
     def unavailable(self) -> bool:
         """Whether it was refused only because Redis is unavailable: no limit was exceeded."""
-        refusing = [each for each in self.outcomes if not (each.allowed or each.policy.shadow)]
+        refusing = [each for each in self.outcomes if not (each.allowed or each.policy.shadow)] if self.degraded else []
         return bool(refusing) and all(each.failed_closed for each in refusing)
 
     def __reduce__(self) -> Any:
@@ -163,13 +136,18 @@ class Decision:
 def read_outcomes(policy_set: PolicySet, identities: Sequence[str], reply: list[Any]) -> tuple[Outcome, ...]:
     """Return what a script's reply says of each policy."""
     outcomes, at = [], 1
-    for policy, identity, fixed_window in zip(policy_set.policies, identities, policy_set.fixed_windows, strict=True):
-        passed, count, remaining, retry_after, reset_after, limit, _ = reply[at : at + REPLY_SIZE]
-        wait = retry_after / 1000 if retry_after >= 0 else math.inf
-        ttl = math.ceil((fixed_window - reply[0] % fixed_window) / 1000) if fixed_window else policy.window
-        outcomes.append(Outcome(policy, identity, passed == 1, limit, count, remaining, wait, reset_after / 1000, ttl))
+    for policy, identity, window in zip(policy_set.policies, identities, policy_set.ttls, strict=True):
+        passed, count, remaining, wait, reset_after, limit, _ = reply[at : at + REPLY_SIZE]
+        retry_after, ttl = wait / 1000 if wait >= 0 else math.inf, window or _left_of_window(policy, reply[0])
+        figures = limit, count, remaining, retry_after, reset_after / 1000, ttl
+        outcomes.append(Outcome(policy, identity, passed == 1, *figures))
         at += REPLY_SIZE
     return tuple(outcomes)
+
+
+def _left_of_window(policy: Policy, now: float) -> int:
+    window = policy.window * 1000
+    return math.ceil((window - now % window) / 1000)
 
 
 def strictest(outcomes: Iterable[Outcome]) -> Outcome:

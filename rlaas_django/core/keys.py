@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -46,7 +46,7 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 # Everything printable in ASCII but the space and what has a meaning in our keys: : / = { } %
 _SAFE = "!\"#$&'()*+,;<>?@[\\]^`|~"
-_PLAIN = re.compile(r"[\w.@+-]{1,128}", re.ASCII).fullmatch
+is_plain = re.compile(r"[\w.@+-]{1,128}", re.ASCII).fullmatch  # whether text is its own encoding, as nearly all is
 
 
 class EncodedIdentity(str):
@@ -59,7 +59,7 @@ class Encoding(NamedTuple):
     """The settings that an encoded identity depends on."""
 
     ipv6_prefix: int
-    secret: bytes  # what credentials are digested with
+    secret: Callable[[], bytes]  # what credentials are digested with
 
 
 class KeyTemplate(NamedTuple):
@@ -125,11 +125,6 @@ def key_kind(key: Any) -> str:
     return key.partition(":")[0]
 
 
-def is_plain_user(text: str) -> bool:
-    """Return whether a user's name is its own encoding, as nearly all are."""
-    return _PLAIN(text) is not None and text != GLOBAL
-
-
 def encode_name(kind: str, name: object, encoding: Encoding) -> str:
     """Return the encoded identity of a name of this kind."""
     if isinstance(name, bool) or not isinstance(name, (str, int, UUID)):
@@ -145,13 +140,13 @@ def encode_name(kind: str, name: object, encoding: Encoding) -> str:
     if kind == "ip":
         return _encode_address(text, encoding.ipv6_prefix)
     if kind in ("token", "header"):
-        text = digest(text, encoding.secret)  # a credential, or likely one
+        text = digest(text, encoding.secret())  # a credential, or likely one
     return f"{kind}={encode(text)}"
 
 
 def encode(text: str) -> str:
     """Return text as it may stand in a key."""
-    if _PLAIN(text):
+    if is_plain(text):
         return text
     encoded = quote(text, safe=_SAFE, errors="surrogatepass")
     if len(encoded) <= MAX_LENGTH:

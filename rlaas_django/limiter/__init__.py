@@ -18,7 +18,7 @@ from . import fallback
 from .compiled import CompiledPolicySet, compile_policies
 from .fallback import LocalReceipt
 from .refusal_cache import cached_refusals
-from .replies import Check, Receipt, outcomes, plan, read, with_limit
+from .replies import Check, outcomes, plan, read, refund_call, with_limit
 from .slots import SlotCheck
 
 
@@ -190,8 +190,8 @@ def _decide_by_slot(planned: Check) -> Decision:
     for receipt in progress.refunds():
         try:
             _refund(receipt)
-            if isinstance(receipt, Receipt):
-                progress.update(backend.execute(topology, progress.look_again(receipt)))
+            if not isinstance(receipt, LocalReceipt):
+                progress.update(backend.execute(topology, progress.look_again(receipt[0])))
         except UnavailableError:
             continue  # what was charged ends with its window
     decision = progress.decision()
@@ -213,8 +213,8 @@ async def _adecide_by_slot(planned: Check) -> Decision:
     for receipt in progress.refunds():
         try:
             await _arefund(receipt)
-            if isinstance(receipt, Receipt):
-                progress.update(await backend.aexecute(topology, progress.look_again(receipt)))
+            if not isinstance(receipt, LocalReceipt):
+                progress.update(await backend.aexecute(topology, progress.look_again(receipt[0])))
         except UnavailableError:
             continue
     decision = progress.decision()
@@ -234,7 +234,7 @@ def _decide_disabled(planned: Check) -> Decision:
     return Decision(True, [fallback.uncounted(policy, identity) for policy, identity in policies])
 
 
-def _take_receipts(decision: Decision) -> Iterator[Receipt | LocalReceipt]:
+def _take_receipts(decision: Decision) -> Iterator[Any]:
     """Take a decision's receipts out of it, one by one: `pop` is atomic, so each is refunded by one caller."""
     while True:
         try:
@@ -246,10 +246,11 @@ def _take_receipts(decision: Decision) -> Iterator[Receipt | LocalReceipt]:
 def _refund(receipt: Any) -> int:
     if isinstance(receipt, LocalReceipt):
         return receipt.refund()
-    call, policy_set = receipt.refund_call(), receipt.check.policy_set
+    call, policy_set = refund_call(*receipt), receipt[0].policy_set
     if call is None:
         return 0
-    refunded = int(sum(backend.execute(policy_set.topology, call)))
+    # Not the check's topology: this may be a fork of its process, which must not use its connections.
+    refunded = int(sum(backend.execute(backend.topology(), call)))
     cached_refusals().invalidate(policy_set.names)
     return refunded
 
@@ -257,10 +258,10 @@ def _refund(receipt: Any) -> int:
 async def _arefund(receipt: Any) -> int:
     if isinstance(receipt, LocalReceipt):
         return receipt.refund()
-    call, policy_set = receipt.refund_call(), receipt.check.policy_set
+    call, policy_set = refund_call(*receipt), receipt[0].policy_set
     if call is None:
         return 0
-    refunded = int(sum(await backend.aexecute(policy_set.topology, call)))
+    refunded = int(sum(await backend.aexecute(backend.topology(), call)))
     cached_refusals().invalidate(policy_set.names)
     return refunded
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from .. import backend, conf
-from ..backend.commands import Call, Command
+from ..backend.commands import Call, pack
 from ..backend.scripts import for_algorithms
 from ..conf import Config
-from ..core import process
-from ..core.clock import script_time
-from ..core.keys import EncodedIdentity, Identity, counter_key, identify, is_plain_user, key_kind, override_key
+from ..core import clock, process
+from ..core.keys import GLOBAL, EncodedIdentity, Identity, counter_key, identify, is_plain, key_kind, override_key
 from ..core.policy import DEFAULT, FIXED_WINDOW, Policies, Policy, PolicyError, script_arguments
 
 MAX_COMPILED = 1024  # sets per process
@@ -21,14 +20,20 @@ MAX_COMPILED = 1024  # sets per process
 class UniqueIds:
     """Ids that tell a request from all others, of all processes: two requests of one millisecond are two entries."""
 
+    LENGTH = 20
+
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        self._process, self._number = os.urandom(5).hex(), itertools.count(10**9)
+        self._process, self._numbers = os.urandom(5).hex(), iter(range(10**9, 10**10))
 
     def next(self) -> str:
-        return f"{self._process}{next(self._number)}"
+        try:
+            return f"{self._process}{next(self._numbers)}"
+        except StopIteration:  # after nine billion requests
+            self.reset()
+            return self.next()
 
 
 unique_ids = UniqueIds()
@@ -39,10 +44,10 @@ class CompiledPolicySet:
     """Policies that are decided together."""
 
     def __init__(self, policies: tuple[Policy, ...], config: Config, topology: backend.Topology) -> None:
-        self.policies, self.topology = policies, topology
+        self.policies, self.topology, self._clustered = policies, topology, topology.clustered
         self.enabled, self._encoding = config.enabled, config.encoding
         self.arguments = tuple(script_arguments(policy, config.algo) for policy in policies)
-        self.fixed_windows = tuple(each.window if each.algo == FIXED_WINDOW else 0 for each in self.arguments)
+        self.ttls = tuple(0 if each.algo == FIXED_WINDOW else each.window // 1000 for each in self.arguments)
         self.script = for_algorithms({each.algo for each in self.arguments})
         self.names = frozenset(policy.name for policy in policies)
         self.shadows = tuple(policy.shadow for policy in policies)
@@ -54,26 +59,19 @@ class CompiledPolicySet:
             for policy, each in zip(policies, self.arguments, strict=True)
         )
         self._override = override_key(hash_tag=topology.clustered)
-        words = [
+        self._words = [
             word
             for policy, each in zip(policies, self.arguments, strict=True)
             for word in (*each, int(policy.shadow), policy.name)
         ]
-        # Everything in the command that does not vary: before the keys, for one override key or one for each policy,
-        # and after the cost.
-        size = len(policies)
-        self._head, self._head_each = (self._opening(size + 1, len(words)), self._opening(2 * size, len(words)))
-        self._tail = _bulk(words)
+        self._templates: dict[int, tuple[list[str], str]] = {}  # by the length of the identity
         self._subsets: dict[tuple[int, ...], CompiledPolicySet] = {}
-
-    def _opening(self, keys: int, words: int) -> str:
-        return f"*{3 + keys + 4 + words}\r\n{_bulk(['EVALSHA', self.script.sha, keys])}"
 
     def identify(self, identity: Identity) -> tuple[str, ...]:
         """Return the encoded identity that each policy counts."""
-        if self._all_by_user and type(identity) is str and is_plain_user(identity):
-            return (identity,) * len(self.policies)
-        if type(identity) is EncodedIdentity:
+        if type(identity) is EncodedIdentity or (
+            self._all_by_user and type(identity) is str and is_plain(identity) and identity != GLOBAL
+        ):
             return (identity,) * len(self.policies)
         return tuple([identify(identity, policy, self._encoding) for policy in self.policies])
 
@@ -82,21 +80,31 @@ class CompiledPolicySet:
         return [f"{before}{who}{after}" for (before, after), who in zip(self._counters, identities, strict=True)]
 
     def call(self, identities: Sequence[str], unique: str, cost: int, *, charge: bool) -> Call:
-        """Return the call that decides all policies.
-
-        Packed by hand from parts that are compiled: hiredis' packer takes 1.6 times as long (benchmarks/profile.py).
-        Encoded identities are ASCII, so a length in characters is a length in bytes.
-        """
-        keys, (before, after) = self.keys(identities), self._override
-        key, operation = keys[0], "check" if charge else "peek"
-        if identities.count(identities[0]) == len(identities):  # as it is mostly
-            head = self._head
-            keys.append(f"{before}{identities[0]}{after}")
+        """Return the call that decides all policies."""
+        identity = identities[0]
+        if cost == 1 and charge and clock.frozen is None and identities.count(identity) == len(identities):
+            # Nearly every call. To fill a template takes a fifth of the time of packing (benchmarks/profile.py).
+            before, after = self._templates.get(len(identity)) or self._make_template(len(identity))
+            packed = f"{identity.join(before)}{unique}{after}".encode("ascii")
         else:
-            head = self._head_each
-            keys += [f"{before}{identity}{after}" for identity in identities]
-        packed = f"{head}{_bulk([*keys, script_time(), operation, unique, cost])}{self._tail}"
-        return Call(self.script, key, Command(packed.encode("ascii")))
+            packed = self._pack(identities, unique, cost, "check" if charge else "peek")
+        return Call(self.script, self._counters[0].key(identity) if self._clustered else "", packed)
+
+    def _pack(self, identities: Sequence[str], unique: str, cost: int, operation: str) -> bytes:
+        """Return the command; identities are ASCII, or this raises."""
+        same = identities.count(identities[0]) == len(identities)
+        overrides = [self._override.key(identity) for identity in (identities[:1] if same else identities)]
+        keys = [key.encode("ascii") for key in (*self.keys(identities), *overrides)]
+        arguments = (clock.script_time(), operation, unique, cost, *self._words)
+        return pack(("EVALSHA", self.script.sha, len(keys), *keys, *arguments))
+
+    def _make_template(self, length: int) -> tuple[list[str], str]:
+        """Return what is around an identity of this length, and what follows the unique id."""
+        identity, unique = "\0" * length, "\1" * unique_ids.LENGTH
+        packed = self._pack((identity,) * len(self.policies), unique, 1, "check").decode()
+        before, after = packed.split(unique)
+        self._templates[length] = template = before.split(identity), after
+        return template
 
     def subset(self, part: Sequence[int]) -> CompiledPolicySet:
         """Return the policies whose counters are in one slot of a cluster."""
@@ -109,34 +117,33 @@ class CompiledPolicySet:
         return self._subsets[chosen]
 
 
-def _bulk(words: Sequence[object]) -> str:
-    """Return words in Redis' protocol."""
-    return "".join([f"${len(text)}\r\n{text}\r\n" for text in map(str, words)])
+class CompiledSets:
+    """The sets that were compiled under the same settings, by what they were asked for."""
+
+    def __init__(self) -> None:
+        # Apart, because a policy equals its name, which may be defined otherwise in the settings.
+        self.by_name: dict[str | None, CompiledPolicySet] = {}
+        self.by_policies: dict[Policy | tuple[Policy, ...], CompiledPolicySet] = {}
 
 
 def compile_policies(policy: Policies) -> CompiledPolicySet:
     """Return the compiled set of a policy, of its name, or of several; None is the default policy."""
-    config, compiled = conf.config(), compiled_sets()
+    config = conf.config()
+    sets: CompiledSets = config.derived.get(CompiledSets) or config.derived.setdefault(CompiledSets, CompiledSets())
+    if isinstance(policy, Policy):
+        return sets.by_policies.get(policy) or _compile(sets.by_policies, policy, (policy,), config)
     if policy is None or isinstance(policy, str):
-        found = compiled.get(policy)
-        return found or _compile(compiled, policy, (config.policy(policy or DEFAULT),), config)
-    # In a tuple, because a policy equals its name, which may have another meaning in the settings.
-    policies = (policy,) if isinstance(policy, Policy) else choose(tuple(policy), config)
-    return compiled.get(policies) or _compile(compiled, policies, policies, config)
-
-
-def compiled_sets() -> dict[object, CompiledPolicySet]:
-    """Return the sets that were compiled under the present settings."""
-    found: dict[object, CompiledPolicySet] = conf.config().derived.setdefault(CompiledPolicySet, {})
-    return found
+        return sets.by_name.get(policy) or _compile(sets.by_name, policy, (policy,), config)
+    policies = tuple([each if isinstance(each, Policy) else config.policy(each) for each in policy])
+    return sets.by_policies.get(policies) or _compile(sets.by_policies, policies, policies, config)
 
 
 def _compile(
-    compiled: dict[object, CompiledPolicySet], key: object, policies: tuple[Policy, ...], config: Config
+    sets: dict[Any, CompiledPolicySet], key: Any, policies: Sequence[str | Policy | None], config: Config
 ) -> CompiledPolicySet:
-    if len(compiled) >= MAX_COMPILED:
-        compiled.clear()
-    compiled[key] = found = CompiledPolicySet(policies, config, backend.topology())
+    if len(sets) >= MAX_COMPILED:
+        sets.clear()
+    sets[key] = found = CompiledPolicySet(choose(policies, config), config, backend.topology())
     return found
 
 

@@ -84,6 +84,8 @@ class SlidingLog:
                 refunded = min(cost, entry[1])
                 entry[1] -= refunded
                 self._count -= refunded
+                if not entry[1]:
+                    self._entries.remove(entry)  # or it would still be waited for
                 return refunded
         return 0
 

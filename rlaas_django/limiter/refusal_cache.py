@@ -50,6 +50,7 @@ class RefusalCache:
         if (
             not check.policy_set.cacheable
             or clock.frozen is not None
+            or decision.degraded  # Redis may be available again
             or not 0 < decision.retry_after < math.inf
             or not registry.refundable.isdisjoint(check.policy_set.names)
             or self._is_invalid(check, checked_at)
@@ -76,5 +77,6 @@ class RefusalCache:
 
 def cached_refusals() -> RefusalCache:
     """Return the cache of this process under the present settings."""
-    found: RefusalCache = conf.config().derived.setdefault(RefusalCache, RefusalCache())
+    derived = conf.config().derived
+    found: RefusalCache = derived.get(RefusalCache) or derived.setdefault(RefusalCache, RefusalCache())
     return found

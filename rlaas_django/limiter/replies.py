@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import backend
 from ..backend.commands import Call, script_call
 from ..backend.scripts import for_algorithms
 from ..core.clock import script_time
-from ..core.decision import CHARGED_AT, LIMIT, REPLY_SIZE, Decision, Outcome, read_outcomes
+from ..core.decision import REPLY_SIZE, Decision, Outcome, read_outcomes
 from ..core.keys import Identity
 from ..core.policy import MAX_PRODUCT, Policies, ScriptArguments, shown
 from .compiled import CompiledPolicySet, compile_policies, unique_ids
@@ -36,33 +37,6 @@ class Check(NamedTuple):
         return Check(self.policy_set.subset(indexes), identities, self.unique, self.cost, charge)
 
 
-class Receipt(NamedTuple):
-    """What a check charged, for its refund."""
-
-    check: Check
-    reply: list[Any]
-
-    def refund_call(self) -> Call | None:
-        """Return the call that refunds it; None when nothing was charged."""
-        policy_set, identities, unique, cost, _ = self.check
-        charged = [*self._charged()]
-        if not charged:
-            return None
-        keys = policy_set.keys(identities)
-        words = [word for _, arguments, charged_at in charged for word in (*arguments, charged_at)]
-        script = for_algorithms({arguments.algo for _, arguments, _ in charged})
-        return script_call(
-            script, [keys[i] for i, *_ in charged], (script_time(), "refund", unique, cost, *words), is_refund=True
-        )
-
-    def _charged(self) -> Iterator[tuple[int, ScriptArguments, int]]:
-        """Return which policies were charged, under which limit, and when."""
-        for i, arguments in enumerate(self.check.policy_set.arguments):
-            limit, charged_at = self.reply[REPLY_SIZE * i + LIMIT], self.reply[REPLY_SIZE * i + CHARGED_AT]
-            if charged_at >= 0:
-                yield i, with_limit(arguments, limit), charged_at
-
-
 def with_limit(arguments: ScriptArguments, limit: int) -> ScriptArguments:
     """Return a policy's arguments under the limit that it was decided with, which an override may have set."""
     return arguments if limit == arguments.capacity else arguments._replace(limit=limit, capacity=limit)
@@ -72,39 +46,52 @@ def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, *,
     """Return the check of an identity under these policies."""
     if type(cost) is not int or cost < 0:
         raise ValueError(f"The cost {shown(cost)} is not a whole number of at least 0.")
-    policy_set = policy if isinstance(policy, CompiledPolicySet) else compile_policies(policy)
-    return Check(
-        policy_set, policy_set.identify(identity), unique_ids.next(), min(cost, NEVER_FITS), charge and cost > 0
-    )
+    policy_set = policy if type(policy) is CompiledPolicySet else compile_policies(policy)  # type: ignore[arg-type]
+    if cost != 1:
+        cost, charge = min(cost, NEVER_FITS), charge and cost > 0
+    return Check(policy_set, policy_set.identify(identity), unique_ids.next(), cost, charge)
 
 
 def read(check: Check, reply: Any) -> Decision:
     """Return the decision that a script's reply means; UnavailableError when it is no reply of our scripts."""
-    policy_set = check.policy_set
+    policy_set, identities, _, _, charge = check
     verify(check, reply)
-    if len(policy_set.policies) == 1:
-        allowed = reply[1] == 1 or policy_set.shadows[0]
-    else:
-        verdicts = zip(reply[1::REPLY_SIZE], policy_set.shadows, strict=True)
-        allowed = all(passed == 1 or shadow for passed, shadow in verdicts)
-    receipts = [Receipt(check, reply)] if allowed and check.charge else []
-    return Decision.from_reply(policy_set, check.identities, reply, allowed, receipts)
+    allowed = all(map(operator.or_, reply[1::REPLY_SIZE], policy_set.shadows))
+    receipts = [(check, reply)] if allowed and charge else []
+    return Decision.from_reply(policy_set, identities, reply, allowed, receipts)
 
 
 def verify(check: Check, reply: Any) -> None:
-    """Raise UnavailableError when a reply is not of our scripts."""
-    policy_set = check.policy_set
+    """Raise UnavailableError unless a reply is one of our scripts: seven numbers for each policy after the time."""
     try:
-        if type(reply) is list and len(reply) == REPLY_SIZE * len(policy_set.policies) + 1:
-            sum(reply)  # TypeError unless all are numbers; quicker than to look at each
+        if type(reply) is list and len(reply) == REPLY_SIZE * len(check.identities) + 1 and sum(reply):
             return
-    except TypeError:
+    except TypeError:  # not all are numbers
         pass
-    error = backend.UnavailableError(f"a reply that is not of our scripts: {reply!r:.100}")
-    server = policy_set.topology.server_for(policy_set.keys(check.identities)[0])
-    if server is not None:
+    error = backend.UnavailableError(f"unexpected reply: {reply!r:.100}")
+    topology, keys = check.policy_set.topology, check.policy_set.keys(check.identities)
+    if (server := topology.server_for(keys[0])) is not None:
         server.breaker.log_error(error)
     raise error
+
+
+def refund_call(check: Check, reply: list[Any]) -> Call | None:
+    """Return the call that refunds what a check charged; None when it charged nothing."""
+    policy_set, identities, unique, cost, _ = check
+    keys: list[str] = []
+    words: list[str | int] = []
+    algorithms: set[str] = set()
+    limits, stamps = reply[6::REPLY_SIZE], reply[7::REPLY_SIZE]
+    rows = zip(policy_set.keys(identities), policy_set.arguments, limits, stamps, strict=True)
+    for key, arguments, limit, charged_at in rows:
+        if charged_at >= 0:
+            keys.append(key)
+            words += (*with_limit(arguments, limit), charged_at)
+            algorithms.add(arguments.algo)
+    if not keys:
+        return None
+    words = [script_time(), "refund", unique, cost, *words]
+    return script_call(for_algorithms(algorithms), keys, words, is_refund=True)
 
 
 def outcomes(check: Check, reply: Any) -> tuple[Outcome, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from ..backend import Call, UnavailableError
 from ..core.decision import Decision, Outcome
 from . import fallback
-from .replies import Check, Receipt, outcomes
+from .replies import Check, outcomes
 
 
 class SlotCheck:
@@ -40,7 +40,7 @@ class SlotCheck:
         self._outcomes.update(zip(group, found, strict=True))
         passes = all(each.allowed or each.policy.shadow for each in found)
         if part.charge and passes:
-            self.receipts.append(Receipt(part, reply))
+            self.receipts.append((part, reply))
         self.allowed = self.allowed and passes
 
     def fail(self, group: Sequence[int], error: UnavailableError) -> None:
@@ -65,9 +65,9 @@ class SlotCheck:
         receipts, self.receipts = self.receipts, []
         return receipts
 
-    def look_again(self, receipt: Receipt) -> Call:
+    def look_again(self, part: Check) -> Call:
         """Return the call for the figures after a refund."""
-        self._part = receipt.check._replace(charge=False)
+        self._part = part._replace(charge=False)
         return self._part.call()
 
     def update(self, reply: Any) -> None:

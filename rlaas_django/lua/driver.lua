@@ -25,10 +25,11 @@
 
   Times are in ms. `now` is '' for the server's clock, which is read once; ttl is the expiry of a counter.
 
-  scripts.py puts `load_algorithm(name)` before this text; it returns the functions of one algorithm (see its file).
+  scripts.py puts `load_algorithm(name)` before this text. It returns four functions, check, charge, refund and reset,
+  which the algorithm's file describes; as values, since a table of them costs 2,000 instructions of 90,000 per check.
 
-  Redis turns a number into text in 3,800 instructions or more, of 90,000 for a whole check. So what is sent as text and
-  goes to a command as text stays text: `at` beside the number `now`, and ttl.
+  To turn a number into text costs up to 5,000 instructions. So what comes as text and goes to a command as text stays
+  text: `at`, beside the number `now`, and ttl.
 ]]
 local ARGV, KEYS, at, operation = ARGV, KEYS, ARGV[1], ARGV[2]
 if at == "" then
@@ -44,14 +45,16 @@ if operation == "refund" then
     local word = 6 * i - 1
     local limit, window, ttl = ARGV[word + 1] + 0, ARGV[word + 2] + 0, ARGV[word + 4]
     local charged_at = unique == "" and now or ARGV[word + 5] + 0
-    refunded[i] = load_algorithm(ARGV[word]).refund(key, now, at, limit, window, ttl, cost, unique, charged_at)
+    local _, _, refund = load_algorithm(ARGV[word])
+    refunded[i] = refund(key, now, at, limit, window, ttl, cost, unique, charged_at)
   end
   return refunded
 elseif operation == "reset" then
   local deleted = 0
   for i, key in ipairs(KEYS) do
     local word = 2 * i + 3
-    deleted = deleted + load_algorithm(ARGV[word]).reset(key, now, ARGV[word + 1] + 0)
+    local _, _, _, reset = load_algorithm(ARGV[word])
+    deleted = deleted + reset(key, now, ARGV[word + 1] + 0)
   end
   return deleted
 end
@@ -59,7 +62,8 @@ end
 local policies, charging, pass = (#ARGV - 4) / 7, operation == "check" and cost > 0, true
 
 local find_override
-if redis.call("EXISTS", KEYS[policies + 1]) > 0 or KEYS[policies + 2] and redis.call("EXISTS", unpack(KEYS, policies + 2)) > 0 then
+if redis.call("EXISTS", KEYS[policies + 1]) > 0
+  or KEYS[policies + 2] and redis.call("EXISTS", unpack(KEYS, policies + 2)) > 0 then
   -- Returns the kind, the end and the limit of the override that applies to a policy now.
   find_override = function(key, name)
     for _, found in ipairs(redis.call("HMGET", key, name, "*")) do
@@ -73,16 +77,17 @@ end
 
 -- Room for one policy, or for three, from the start: a table that grows is copied each time.
 local reply = policies == 1 and { now, nil, nil, nil, nil, nil, nil, nil }
-  or { now, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil }
+  or { now, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil,
+    nil, nil, nil, nil, nil, nil, nil, nil, nil, nil }
 
--- Check. What a charge needs is in these locals, and for all policies but the last in `kept`: a request with one policy,
--- as most are, makes no table for it.
-local loaded, algorithm, kept, charge, limit, window, a, b, c, d, e
+-- Check. What a charge needs is in these locals, and for all policies but the last in `kept`: a request with one
+-- policy, as most are, makes no table for it.
+local loaded, check_of, charge_of, kept, charge, limit, window, a, b, c, d, e
 for i = 1, policies do
   local word, row = 7 * i - 2, 7 * i - 5
   if i > 1 then
     local slot = 8 * i - 15
-    kept = kept or {}
+    kept = kept or { nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil }
     kept[slot], kept[slot + 1], kept[slot + 2] = charge, limit, window
     kept[slot + 3], kept[slot + 4], kept[slot + 5], kept[slot + 6], kept[slot + 7] = a, b, c, d, e
   end
@@ -99,11 +104,11 @@ for i = 1, policies do
 
   if ARGV[word] ~= loaded then
     loaded = ARGV[word]
-    algorithm = load_algorithm(loaded)
+    check_of, charge_of = load_algorithm(loaded)
   end
   local count, wait, reset_after
   count, wait, reset_after, a, b, c, d, e =
-    algorithm.check(KEYS[i], now, at, limit, window, ARGV[word + 4], cost, capacity, charging)
+    check_of(KEYS[i], now, at, limit, window, ARGV[word + 4], cost, capacity, charging)
 
   local remaining, retry_after = capacity - count, 0
   local allowed = cost <= remaining
@@ -120,7 +125,7 @@ for i = 1, policies do
   end
 
   pass = pass and (allowed or ARGV[word + 5] == "1")
-  charge = allowed and kind ~= "exempt" and algorithm.charge
+  charge = allowed and kind ~= "exempt" and charge_of
   reply[row], reply[row + 1], reply[row + 2], reply[row + 3] = allowed and 1 or 0, count, remaining, retry_after
   reply[row + 4], reply[row + 5], reply[row + 6] = reset_after, capacity, -1
 end
@@ -136,9 +141,12 @@ for i = policies, 1, -1 do
     reply[row + 4], reply[row + 6] =
       charge(KEYS[i], now, at, limit, window, ARGV[word + 4], cost, unique, a, b, c, d, e)
   elseif not reply[row + 4] then
-    -- The check left reset_after to a charge that does not take place; as a peek it finds it.
-    local check, _ = load_algorithm(ARGV[word]).check, nil
-    _, _, reply[row + 4] = check(KEYS[i], now, at, limit, window, ARGV[word + 4], cost, reply[row + 5], false)
+    -- The check left reset_after to a charge that does not take place. A charge of 0 only returns it.
+    if ARGV[word] ~= loaded then
+      loaded = ARGV[word]
+      check_of, charge_of = load_algorithm(loaded)
+    end
+    reply[row + 4] = charge_of(KEYS[i], now, at, limit, window, ARGV[word + 4], 0, unique)
   end
 end
 return reply

@@ -50,4 +50,4 @@ local function reset(key, now, window)
   return redis.call("DEL", key .. ":" .. index - 1, key .. ":" .. index, key .. ":" .. index + 1)
 end
 
-return { check = check, charge = charge, refund = refund, reset = reset }
+return check, charge, refund, reset

@@ -5,7 +5,8 @@
   State    ZSET at <key>, a member <ms>-<unique> scored <ms> per unit; expires two windows after the last request
 
   check    key, now, at, limit, window, ttl, cost, capacity, charging -> count, wait, reset_after, dead, later
-           reset_after is nil when the charge is sure to make it the window: to read it costs 12,000 instructions
+           reset_after is nil when a charge is sure to make it the window: to read it costs 12,000 instructions.
+           If nothing is charged after all, a charge of 0 reads it and does nothing else
   charge   key, now, at, limit, window, ttl, cost, unique, dead, later -> reset_after, charged_at
   refund   key, now, at, limit, window, ttl, cost, unique, charged_at -> units taken back
   reset    key, now, window -> keys deleted
@@ -60,6 +61,10 @@ local function for_more_units(command, key, score, member, cost)
 end
 
 local function charge(key, now, at, limit, window, ttl, cost, unique, dead, later)
+  if cost == 0 then
+    local left = redis.call("ZRANGE", key, "-1", "-1", "WITHSCORES")[2] + window - now
+    return left > 0 and left or 0
+  end
   if dead > 0 then
     redis.call("ZREMRANGEBYSCORE", key, "-inf", now - window)
   end
@@ -90,4 +95,4 @@ local function reset(key)
   return redis.call("DEL", key)
 end
 
-return { check = check, charge = charge, refund = refund, reset = reset }
+return check, charge, refund, reset

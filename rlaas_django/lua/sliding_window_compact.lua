@@ -31,9 +31,39 @@
   refusal has passed more than 64 of them, so that none is passed again and again; the bytes before `head` are dropped
   when the spare room is used up. So a request costs the same whatever the limit.
 ]]
--- Returns the functions for what most checks and charges do not need. To make them on every check would cost N
--- instructions.
-local function queue()
+-- Returns the functions that most checks and charges do not need: to make them costs instructions, on every check.
+--   queue("walk")    walk                                        1,400
+--   queue("bytes")   in_6_bytes                                  2,200
+--   queue("write")   start_of, write_anew, parts_of, gaps_of     5,000
+--   queue("edit")    insert, take_back                          10,600
+local function queue(need)
+  if need == "walk" then
+    -- Goes from the oldest unit on, past those that are dead, and past `ahead` units. Returns the stamp of the unit
+    -- that it ends at, and first, head and units without the dead ones.
+    return function(key, start, first, units, dead, ahead)
+      local a, b, c, d, e, f, g, h = string.byte(start, 1, 8)
+      local head, tail = ((a * 256 + b) * 256 + c) * 256 + d, ((e * 256 + f) * 256 + g) * 256 + h
+      local stamp, offset, bytes, from, upto = first, head, nil, 0, 0
+      while stamp <= dead or ahead > 0 do
+        local gap, scale, digit = 0, 1, nil
+        repeat
+          if offset >= tail then -- the pending gaps follow the body's
+            bytes, from = start, tail - 33
+          elseif offset >= upto then
+            bytes, from, upto = redis.call("GETRANGE", key, offset, offset + 63), offset - 1, offset + 64
+          end
+          digit, offset = string.byte(bytes, offset - from), offset + 1
+          gap, scale = gap + digit % 128 * scale, scale * 128
+        until digit < 128
+        stamp, ahead = stamp + gap, ahead - 1
+        if first <= dead then
+          first, head, units = stamp, offset, units - 1
+        end
+      end
+      return stamp, first, head, units
+    end
+  end
+
   local function in_4_bytes(number)
     local low = number % 65536
     local high, d = (number - low) / 65536, low % 256
@@ -47,12 +77,8 @@ local function queue()
     return in_4_bytes((number - low) / 65536) .. string.char((low - f) / 256, f)
   end
 
-  local function gap_in_bytes(gap)
-    if gap < 128 then
-      return string.char(gap)
-    end
-    local low = gap % 128
-    return string.char(low + 128) .. gap_in_bytes((gap - low) / 128)
+  if need == "bytes" then
+    return in_6_bytes
   end
 
   -- The bytes from 1 on, up to the last pending gap.
@@ -88,6 +114,18 @@ local function queue()
     return (head < tail and redis.call("GETRANGE", key, head, tail - 1) or "") .. pending
   end
 
+  if need == "write" then
+    return start_of, write_anew, parts_of, gaps_of
+  end
+
+  local function gap_in_bytes(gap)
+    if gap < 128 then
+      return string.char(gap)
+    end
+    local low = gap % 128
+    return string.char(low + 128) .. gap_in_bytes((gap - low) / 128)
+  end
+
   -- Goes from the newest unit back to the first that is no later than a stamp, `most` steps at most. Returns its stamp,
   -- where the gap before it ends, the gap after it, where that ends, and the steps.
   local function walk_back(gaps, unit, stamp, most)
@@ -100,31 +138,6 @@ local function queue()
       unit, steps = unit - gap, steps + 1
     end
     return unit, offset, gap, behind, steps
-  end
-
-  -- Stores that the units before `first` are dead.
-  local function move(key, start, units, last, first, head)
-    local head, tail, ends, first, pending = parts_of(start, first, head)
-    -- A server that takes no writes still refuses.
-    redis.pcall("SETRANGE", key, "0", start_of(head, tail, ends, first, units, last, pending))
-  end
-
-  local function append(key, now, window, ttl, start, units, first, head, gaps)
-    local head, tail, ends, first, pending = parts_of(start, first, head)
-    pending = pending .. gaps
-    if #pending > 64 and tail + #pending > redis.call("STRLEN", key) then
-      write_anew(key, now, window, ttl, first, units, now, gaps_of(key, head, tail, pending))
-      return
-    end
-    if #pending > 64 then
-      redis.call("SETRANGE", key, tail, pending)
-      tail, pending = tail + #pending, ""
-    end
-    local renew = ends < now + 1.5 * window
-    redis.call("SETRANGE", key, "0", start_of(head, tail, renew and now + 2 * window or ends, first, units, now, pending))
-    if renew then
-      redis.call("PEXPIRE", key, ttl)
-    end
   end
 
   -- Puts units before those that are later than now: the clock stepped back.
@@ -192,32 +205,7 @@ local function queue()
     return refunded
   end
 
-  return { write_anew = write_anew, move = move, append = append, insert = insert, take_back = take_back }
-end
-
--- Goes from the oldest unit on, past those that are dead, and past `ahead` units. Returns the stamp of the unit that it
--- ends at, and first, head and units without the dead ones.
-local function walk(key, start, first, units, dead, ahead)
-  local a, b, c, d, e, f, g, h = string.byte(start, 1, 8)
-  local head, tail = ((a * 256 + b) * 256 + c) * 256 + d, ((e * 256 + f) * 256 + g) * 256 + h
-  local stamp, offset, bytes, from, upto = first, head, nil, 0, 0
-  while stamp <= dead or ahead > 0 do
-    local gap, scale, digit = 0, 1, nil
-    repeat
-      if offset >= tail then -- the pending gaps follow the body's
-        bytes, from = start, tail - 33
-      elseif offset >= upto then
-        bytes, from, upto = redis.call("GETRANGE", key, offset, offset + 63), offset - 1, offset + 64
-      end
-      digit, offset = string.byte(bytes, offset - from), offset + 1
-      gap, scale = gap + digit % 128 * scale, scale * 128
-    until digit < 128
-    stamp, ahead = stamp + gap, ahead - 1
-    if first <= dead then
-      first, head, units = stamp, offset, units - 1
-    end
-  end
-  return stamp, first, head, units
+  return insert, take_back
 end
 
 local function check(key, now, at, limit, window, ttl, cost, capacity, charging)
@@ -232,9 +220,13 @@ local function check(key, now, at, limit, window, ttl, cost, capacity, charging)
   local ahead = cost > limit and 0 or units + cost - limit - 1
   if stamp <= dead or ahead > 0 then
     local stored = units
+    local walk = queue("walk")
     stamp, first, head, units = walk(key, start, stamp, units, dead, ahead)
     if charging and stored - units > 64 then -- keep that they have been passed
-      queue().move(key, start, units, last, first, head)
+      local start_of, _, parts_of = queue("write")
+      local from, tail, ends, _, pending = parts_of(start, first, head)
+      -- A server that takes no writes still refuses.
+      redis.pcall("SETRANGE", key, "0", start_of(from, tail, ends, first, units, last, pending))
     end
   end
   return units, stamp + window - now, last + window - now, start, units, last, first, head
@@ -242,10 +234,18 @@ end
 
 local function charge(key, now, at, limit, window, ttl, cost, unique, start, units, last, first, head)
   if not start then
-    queue().write_anew(key, now, window, ttl, now, cost, now, string.rep("\0", cost - 1))
+    if cost == 1 then -- as the first charge mostly is; writes what write_anew would
+      local in_6_bytes = queue("bytes")
+      local ends, stamp = in_6_bytes(now + 2 * window), in_6_bytes(now)
+      redis.call("SET", key, "\0\0\0\96\0\0\0\96" .. ends .. "\1" .. stamp .. "\0\0\0\1" .. stamp .. "\0", "PX", ttl)
+    else
+      local _, write_anew = queue("write")
+      write_anew(key, now, window, ttl, now, cost, now, string.rep("\0", cost - 1))
+    end
     return window, now
   elseif now < last then
-    queue().insert(key, now, window, ttl, cost, start, units, last, first, head)
+    local insert = queue("edit")
+    insert(key, now, window, ttl, cost, start, units, last, first, head)
     return last + window - now, now
   end
 
@@ -260,10 +260,10 @@ local function charge(key, now, at, limit, window, ttl, cost, unique, start, uni
   end
   local a, b, c, d, e, f = string.byte(start, 9, 14)
   local ends, size = ((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f, string.byte(start, 32)
+  local renew = ends < now + 1.5 * window
   units = units + cost
-  if first or size + #gaps > 64 or ends < now + 1.5 * window then
-    queue().append(key, now, window, ttl, start, units, first, head, gaps)
-  else
+
+  if not first and not renew and size + #gaps <= 64 then
     -- `count` and `last` at once: v and w, x and y are their halves.
     local w, y = units % 65536, now % 16777216
     local v, x = (units - w) / 65536, (now - y) / 16777216
@@ -272,6 +272,26 @@ local function charge(key, now, at, limit, window, ttl, cost, unique, start, uni
       (x - x % 65536) / 65536, (x % 65536 - x % 256) / 256, x % 256,
       (y - y % 65536) / 65536, (y % 65536 - y % 256) / 256, y % 256, size + #gaps)
       .. string.sub(start, 33, 32 + size) .. gaps)
+    return window, now
+  end
+
+  local start_of, write_anew, parts_of, gaps_of = queue("write")
+  local head, tail, _, first, pending = parts_of(start, first, head)
+  pending = pending .. gaps
+  if #pending > 64 and tail + #pending > redis.call("STRLEN", key) then
+    write_anew(key, now, window, ttl, first, units, now, gaps_of(key, head, tail, pending))
+    return window, now
+  end
+  if #pending > 64 then
+    redis.call("SETRANGE", key, tail, pending)
+    tail, pending = tail + #pending, ""
+  end
+  if renew then
+    ends = now + 2 * window
+  end
+  redis.call("SETRANGE", key, "0", start_of(head, tail, ends, first, units, now, pending))
+  if renew then
+    redis.call("PEXPIRE", key, ttl)
   end
   return window, now
 end
@@ -281,11 +301,12 @@ local function refund(key, now, at, limit, window, ttl, cost, unique, charged_at
   if string.byte(start, 15) ~= 1 or charged_at <= now - window then
     return 0
   end
-  return queue().take_back(key, now, window, ttl, cost, unique, charged_at, start)
+  local _, take_back = queue("edit")
+  return take_back(key, now, window, ttl, cost, unique, charged_at, start)
 end
 
 local function reset(key)
   return redis.call("DEL", key)
 end
 
-return { check = check, charge = charge, refund = refund, reset = reset }
+return check, charge, refund, reset

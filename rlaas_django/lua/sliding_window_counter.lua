@@ -77,4 +77,4 @@ local function reset(key)
   return redis.call("DEL", key)
 end
 
-return { check = check, charge = charge, refund = refund, reset = reset }
+return check, charge, refund, reset

@@ -37,8 +37,9 @@ def test_the_command_is_what_packing_it_word_by_word_gives(number, options):
         name = "".join(rng.choices(CHARACTERS, k=length))
         identities, cost = policy_set.identify(name), rng.choice([0, 1, 1, 1, 7, 10**6])
         assert identities == (name,) * number
-        call = policy_set.call(identities, "unique", cost, charge=cost > 0)
-        assert call.packed == pack_words(words(policy_set, identities, "unique", cost, "check" if cost else "peek"))
+        unique, operation = unique_id(), "check" if cost else "peek"
+        call = policy_set.call(Check(policy_set, identities, unique, cost, cost > 0))
+        assert call.packed == pack_words(words(policy_set, identities, unique, cost, operation))
 
 
 def test_identities_that_differ_have_an_override_key_each():

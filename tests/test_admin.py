@@ -13,14 +13,13 @@ from django.contrib.auth.models import Permission, User
 from django.http import HttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import reverse
-from rlaas_django.identity import identify
-from rlaas_django.policy import ALGORITHMS
 
 from rlaas_django import Policy, check, peek, rate_limit
 from rlaas_django.admin import panel
 from rlaas_django.models import Override
 from rlaas_django.stats import background, recorder
 from tests import urls  # noqa: F401  (its view is known to the panel as soon as it is imported)
+from tests.internals import ALGORITHMS, identify
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.urls")]
 

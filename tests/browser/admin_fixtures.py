@@ -166,4 +166,4 @@ def past(policies: dict[str, tuple[int, float]]) -> None:
             here[f"{at % schema.DAY // 60}:{schema.ALLOWED}"] += round(level)
             here[f"{at % schema.DAY // 60}:{kind}"] += refused
         for day, numbers in counts.items():
-            backend.run(recorder.counts_call(name, day, numbers.items()))
+            backend.execute(backend.topology(), recorder.counts_call(name, day, numbers.items()))

@@ -24,7 +24,7 @@ class RateLimit(models.Model):
         verbose_name_plural = _("rate limits")
 
     def __str__(self) -> str:
-        return str(self._meta.verbose_name)
+        return str(self.pk or self._meta.verbose_name)  # an identity, in the admin log
 
 
 class OverrideQuerySet(models.QuerySet["Override"]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from datetime import datetime
 
@@ -17,25 +16,19 @@ def printable(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as `38 s`, `4 min 10 s`, `2 h 5 min` or `3 d 4 h`, rounded up.
-
-    The space before a unit does not break a line.
-    """
+    """Return seconds as `38 s`, `4 min 10 s`, `2 h 5 min` or `3 d 4 h`, rounded up; no line breaks before a unit."""
     if math.isinf(seconds):
         return gettext("never")
     left = math.ceil(seconds)
-    units = [
-        (86_400, pgettext("unit of time", "d")),
-        (3_600, pgettext("unit of time", "h")),
-        (60, pgettext("unit of time", "min")),
-        (1, pgettext("unit of time", "s")),
+    parts = [
+        (left // 86_400, pgettext("unit of time", "d")),
+        (left // 3_600 % 24, pgettext("unit of time", "h")),
+        (left // 60 % 60, pgettext("unit of time", "min")),
+        (left % 60, pgettext("unit of time", "s")),
     ]
-    for (size, unit), (smaller, name) in itertools.pairwise(units):
-        if left >= size:
-            rest = left % size // smaller
-            larger = f"{left // size}\u00a0{unit}"
-            return f"{larger} {rest}\u00a0{name}" if rest else larger
-    return f"{left}\u00a0{units[-1][1]}"
+    first = next((i for i, (number, _unit) in enumerate(parts) if number), len(parts) - 1)
+    shown = parts[first : first + 2]
+    return " ".join(f"{number}\u00a0{unit}" for number, unit in shown if number or len(shown) == 1)
 
 
 def local_time(timestamp: float) -> datetime:

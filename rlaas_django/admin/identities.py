@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from django.contrib.auth import get_user_model
-from django.core.exceptions import FieldDoesNotExist, ValidationError
+from django.core.exceptions import ValidationError
 from django.db.models import Q
 from django.utils.translation import gettext
 
@@ -87,18 +87,16 @@ def search(text: str) -> list[EncodedIdentity]:
     return list(dict.fromkeys(found))
 
 
-def _users(text: str) -> Iterator[Any]:
-    model = get_user_model()
-    fields = [model.USERNAME_FIELD]
-    email = model.get_email_field_name() if hasattr(model, "get_email_field_name") else None
-    if email and _has_field(model, email):
-        fields.append(email)
-    query = Q()
-    for name in fields:
-        query |= Q(**{f"{name}__icontains": text})
+def _users(text: str) -> Iterable[Any]:
+    model: Any = get_user_model()
+    email = getattr(model, "EMAIL_FIELD", "email")
+    query = Q(**{f"{model.USERNAME_FIELD}__icontains": text})
+    if any(field.name == email for field in model._meta.fields):
+        query |= Q(**{f"{email}__icontains": text})
     if (key := _primary_key(text)) is not None:
         query |= Q(pk=key)
-    yield from model._default_manager.filter(query)[:MAX_USERS]
+    users: Iterable[Any] = model._default_manager.filter(query)[:MAX_USERS]
+    return users
 
 
 def _primary_key(text: str) -> Any:
@@ -110,11 +108,3 @@ def _primary_key(text: str) -> Any:
     except (ValidationError, ValueError, AttributeError, OverflowError):
         return None
     return value if str(value) == text else None
-
-
-def _has_field(model: Any, name: str) -> bool:
-    try:
-        model._meta.get_field(name)
-    except FieldDoesNotExist:
-        return False
-    return True

@@ -46,34 +46,21 @@ class Row(NamedTuple):
         return duration(self.outcome.reset_after) if self.outcome.current_count else ""
 
 
-class ActivePage(NamedTuple):
-    """One page of all active counters."""
-
-    rows: list[Row]
-    cursor: int  # where the next page starts; 0 at the end
-    scanned: int  # keys
-
-
 def policies() -> dict[str, Policy]:
     """Return every policy of the settings and of decorated views, by name.
 
     A policy whose rate is a function has the rate of its latest refusal, and is left out until it has one.
     """
     known = dict(conf.config().policies)
-    for policy in _decorated_policies():
-        known.setdefault(policy.name, policy)
+    for policy in (policy for limits in registry.limits_in_use() for policy in limits.policies):
+        if isinstance(policy, Policy):
+            known.setdefault(policy.name, policy)
     dynamic = [name for name, policy in known.items() if not isinstance(policy.rate, Rate)]
-    latest = {name: found[0] for name, found in reader.latest_refusals(dynamic).items() if found}
-    return {
-        name: replace(policy, rate=Rate(latest[name].limit, latest[name].window)) if name in latest else policy
-        for name, policy in known.items()
-        if name in latest or name not in dynamic
-    }
-
-
-def _decorated_policies() -> Iterable[Policy]:
-    for limits in registry.limits_in_use():
-        yield from (policy for policy in limits.policies if isinstance(policy, Policy))
+    for name, latest in reader.latest_refusals(dynamic).items():
+        policy = known.pop(name)
+        if latest:
+            known[name] = replace(policy, rate=Rate(latest[0].limit, latest[0].window))
+    return known
 
 
 def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
@@ -83,7 +70,8 @@ def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
     outcomes = limiter.peek_each(wanted)
     labels = describe({outcome.identity for outcome in outcomes})
     refused = reader.refused_today(sorted({policy.name for policy, _ in wanted}))
-    overrides = active_overrides(labels)
+    active = Override.objects.active().filter(identity__in=list(labels))
+    overrides = {(override.identity, override.policy): override for override in active}
     found = []
     for outcome in outcomes:
         identity, name = outcome.identity, outcome.policy.name
@@ -92,10 +80,12 @@ def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
     return found
 
 
-def active_overrides(identities: Iterable[str]) -> dict[tuple[str, str], Override]:
-    """Return the active overrides by identity and policy, in one query."""
-    found = Override.objects.active().filter(identity__in=list(identities))
-    return {(override.identity, override.policy): override for override in found}
+def identity_rows(*identities: EncodedIdentity) -> list[Row]:
+    """Return the usage of identities under every policy that limits their kind, in one round trip."""
+    known = policies().items()
+    # Requests without the kind of identity that a policy limits are limited by IP address.
+    kinds = {name: ("ip", "user" if policy.key == "user_or_ip" else key_kind(policy.key)) for name, policy in known}
+    return rows((name, each) for each in identities for name, _ in known if decode(each)[0] in kinds[name])
 
 
 def watch_list(policy: str | None = None) -> list[Row]:
@@ -108,8 +98,8 @@ def watch_list(policy: str | None = None) -> list[Row]:
     )
 
 
-def active(cursor: int, policy: str | None = None) -> ActivePage:
-    """Return one page of all active counters, by SCAN."""
+def active(cursor: int, policy: str | None = None) -> tuple[list[Row], int, int]:
+    """Return a page of all active counters, by SCAN; the cursor of the next, 0 at the end; and the keys scanned."""
     pattern = f"{COUNTER_PREFIX}{policy}/*" if policy and policy != DEFAULT else f"{COUNTER_PREFIX}*"
     servers = backend.servers()
     found: dict[tuple[str, str], None] = {}
@@ -118,33 +108,19 @@ def active(cursor: int, policy: str | None = None) -> ActivePage:
         count = min(SCAN_COUNT, count)
         # The servers of a Cluster are scanned one after the other; our cursor holds the server and its own cursor.
         position, index = divmod(cursor, len(servers))
-        ((position, keys),) = backend.run_commands(
-            [("SCAN", position, "MATCH", pattern, "COUNT", count)], servers[index]
-        )
+        scan = ("SCAN", position, "MATCH", pattern, "COUNT", count)
+        ((position, keys),) = backend.run_commands([scan], servers[index])
         index += int(position) == 0
         cursor = int(position) * len(servers) + index if index < len(servers) else 0
         scanned, count = scanned + count, 2 * count  # scan more at once where few keys match
-        for key in keys:
-            pair = parse_counter_key(key.decode(errors="replace") if isinstance(key, bytes) else key)
+        for pair in map(parse_counter_key, map(as_text, keys)):
             if pair and is_encoded(pair[1]) and (policy is None or pair[0] == policy):
                 found[pair] = None
         if cursor == 0 or len(found) >= PAGE_SIZE:
             break
-    return ActivePage(rows(found), cursor, scanned)
+    return rows(found), cursor, scanned
 
 
-def identity_rows(*identities: EncodedIdentity) -> list[Row]:
-    """Return the usage of identities under every policy that limits their kind, in one round trip."""
-    known = policies()
-    return rows(
-        (name, identity)
-        for identity in identities
-        for name, policy in known.items()
-        if decode(identity)[0] in _kinds(policy)
-    )
-
-
-def _kinds(policy: Policy) -> tuple[str, ...]:
-    """Return the kinds of identity that a policy limits; requests without its own kind are limited by IP address."""
-    kind = key_kind(policy.key)
-    return ("user" if kind == "user_or_ip" else kind, "ip")
+def as_text(reply: bytes | str) -> str:
+    """Return a reply of Redis as text."""
+    return reply.decode(errors="replace") if isinstance(reply, bytes) else reply

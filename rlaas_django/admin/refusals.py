@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
 
 from django.utils import timezone
 from django.utils.formats import date_format
@@ -21,20 +21,20 @@ MAX_LISTED = 5_000
 CSV_COLUMNS = ("time", "policy", "identity", "method", "path", "count", "limit", "retry_after", "shadow")
 
 
-def filtered(filters: Mapping[str, str], policies: Iterable[str]) -> Iterator[Refusal]:
-    """Yield the refusals that match `policy`, `identity`, `path` and `since` (minutes) of the filters, newest first."""
+def filtered(filters: Mapping[str, str], policies: Iterable[str]) -> list[Refusal]:
+    """Return the refusals that match the filters `policy`, `identity`, `path` and `since` (minutes), newest first."""
     policy, path, since = (filters.get(name, "") for name in ("policy", "path", "since"))
     oldest = timezone.now().timestamp() - 60 * int(since) if since.isdecimal() and len(since) < 9 else 0
     text = filters.get("identity", "").strip()
     identities = set(search(text))
-    for refusal in reader.refusals(policies, limit=MAX_LISTED):
-        if (
-            policy in ("", refusal.policy)
-            and (text in refusal.identity or refusal.identity in identities)
-            and path in refusal.path
-            and refusal.at >= oldest
-        ):
-            yield refusal
+    return [
+        refusal
+        for refusal in reader.refusals(policies, limit=MAX_LISTED)
+        if policy in ("", refusal.policy)
+        and (text in refusal.identity or refusal.identity in identities)
+        and path in refusal.path
+        and refusal.at >= oldest
+    ]
 
 
 def explain(refusal: Refusal, history: Sequence[Override] = ()) -> str:
@@ -44,12 +44,11 @@ def explain(refusal: Refusal, history: Sequence[Override] = ()) -> str:
     overrides, one of which may have blocked it.
     """
     at = local_time(refusal.at)
-    today = at.date() == timezone.localdate()
     words = {
         "count": refusal.count,
         "limit": refusal.limit,
         "window": duration(refusal.window),
-        "time": date_format(at, "H:i:s" if today else "j N, H:i:s"),
+        "time": date_format(at, "H:i:s" if at.date() == timezone.localdate() else "j N, H:i:s"),
         "request": f"{printable(refusal.method)} {printable(refusal.path)}",
     }
     for override in history:
@@ -68,14 +67,6 @@ def explain(refusal: Refusal, history: Sequence[Override] = ()) -> str:
     return _("%(refusal)s, allowed again after %(wait)s") % {**words, "wait": duration(refusal.retry_after)}
 
 
-def csv_lines(refusals: Iterable[Refusal]) -> Iterator[str]:
-    """Yield the refusals as lines of CSV, after a line of column names."""
-    writer = csv.writer(_Echo())
-    yield writer.writerow(CSV_COLUMNS)
-    for refusal in refusals:
-        yield writer.writerow([_cell(value) for value in _values(refusal)])
-
-
 class _Echo:
     """A file that returns what is written to it, so that csv.writer.writerow returns the line."""
 
@@ -83,22 +74,16 @@ class _Echo:
         return value
 
 
-def _values(refusal: Refusal) -> tuple[Any, ...]:
-    retry_after = "" if refusal.retry_after is None else refusal.retry_after
-    request = (refusal.method, refusal.path)
-    count = (refusal.count, refusal.limit)
-    return (
-        local_time(refusal.at).isoformat(),
-        refusal.policy,
-        refusal.identity,
-        *request,
-        *count,
-        retry_after,
-        refusal.shadow,
-    )
+def csv_lines(refusals: Iterable[Refusal]) -> Iterator[str]:
+    """Yield the refusals as lines of CSV, after a line of column names."""
+    writer = csv.writer(_Echo())
+    yield writer.writerow(CSV_COLUMNS)
+    for refusal in refusals:
+        values = {**asdict(refusal), "time": local_time(refusal.at).isoformat()}
+        yield writer.writerow([_cell(values[column]) for column in CSV_COLUMNS])
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     """Return the text of a cell, quoted if a spreadsheet would run it as a formula: a client chooses the path."""
-    text = str(value)
+    text = "" if value is None else str(value)
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from types import SimpleNamespace
 
 from .. import backend
-from ..backend import scripts
+from ..backend.scripts import SCRIPTS
 from ..core.keys import COUNTER_PREFIX
 from ..stats import schema
 from . import panel
@@ -15,29 +15,14 @@ from .formats import duration
 SAMPLE_SIZE = 100  # keys per server whose memory is measured
 
 
-class ServerState(NamedTuple):
-    """The state of Redis; of a Cluster, the servers added up."""
-
-    latency_ms: float
-    version: str
-    used_memory: int
-    keys: int
-    rate_limit_memory: int | None  # an estimate; None if the server does not support MEMORY USAGE
-    scripts: list[tuple[str, bool]]  # version, and whether it is loaded
-
-
-class OpenBreaker(NamedTuple):
-    """A server that is unavailable to this process."""
-
-    name: str
-    unavailable_for: str
-    next_probe: str
-
-
-def open_breakers() -> list[OpenBreaker]:
+def open_breakers() -> list[dict[str, str]]:
     """Return the servers whose circuit breaker is open in this process."""
     return [
-        OpenBreaker(server.name, duration(server.breaker.open_for), duration(server.breaker.next_probe_in))
+        {
+            "name": server.name,
+            "unavailable_for": duration(server.breaker.open_for),
+            "next_probe": duration(server.breaker.next_probe_in),
+        }
         for server in backend.topology().servers()
         if server.breaker.error is not None
     ]
@@ -52,30 +37,22 @@ def ping() -> float:
     return (time.perf_counter() - started) * 1000 / len(servers)
 
 
-def is_available() -> bool:
-    """Return whether all servers reply."""
-    try:
-        ping()
-    except backend.UnavailableError:
-        return False
-    return True
-
-
-def server_state() -> ServerState:
-    """Return the state of all servers together."""
-    used = scripts.SCRIPTS
+def server_state() -> SimpleNamespace:
+    """Return the state of Redis; of a Cluster, the servers added up."""
     servers = backend.servers()
-    commands = [("DBSIZE",), ("SCRIPT", "EXISTS", *(script.sha for script in used))]
+    commands = [("DBSIZE",), ("SCRIPT", "EXISTS", *(script.sha for script in SCRIPTS))]
     replies = [backend.run_commands(commands, server) for server in servers]
     infos = [_info(server) for server in servers]
+    version = infos[0].get("valkey_version") or infos[0].get("redis_version", "?")
     keys = sum(size for size, _ in replies)
-    return ServerState(
+    return SimpleNamespace(
         latency_ms=ping(),
-        version=_version(infos[0]),
+        version=f"{infos[0].get('server_name', 'redis')} {version}",
         used_memory=sum(int(info.get("used_memory", 0)) for info in infos),
         keys=keys,
         rate_limit_memory=_rate_limit_memory(keys),
-        scripts=[(script.version, all(loaded[i] for _, loaded in replies)) for i, script in enumerate(used)],
+        # The version of each script, and whether it is loaded.
+        scripts=[(script.version, all(loaded[i] for _, loaded in replies)) for i, script in enumerate(SCRIPTS)],
     )
 
 
@@ -85,15 +62,14 @@ def _info(server: backend.Server) -> dict[str, str]:
         (info,) = backend.run_commands([("INFO",)], server)
     except backend.UnavailableError:
         return {}
-    return dict(line.split(":", 1) for line in _text(info).splitlines() if ":" in line)
-
-
-def _version(info: dict[str, str]) -> str:
-    return f"{info.get('server_name', 'redis')} {info.get('valkey_version') or info.get('redis_version', '?')}"
+    return dict(line.split(":", 1) for line in panel.as_text(info).splitlines() if ":" in line)
 
 
 def _rate_limit_memory(size: int) -> int | None:
-    """Return the bytes of our keys: counters are extrapolated from a sample, statistics are few and measured."""
+    """Return the bytes of our keys, or None if the server does not support MEMORY USAGE.
+
+    Counters are extrapolated from a sample; statistics are few, and measured.
+    """
     today = int(time.time()) // schema.DAY
     names = [*panel.policies()]
     measured = [schema.stats_key(name, day) for name in names for day in (today - 1, today)]
@@ -103,14 +79,10 @@ def _rate_limit_memory(size: int) -> int | None:
         for server in backend.servers():
             ((_cursor, keys),) = backend.run_commands([("SCAN", 0, "COUNT", SAMPLE_SIZE)], server)
             sample += keys
-        counters = [key for key in map(_text, sample) if key.startswith(COUNTER_PREFIX)]
+        counters = [key for key in map(panel.as_text, sample) if key.startswith(COUNTER_PREFIX)]
         replies = backend.run_commands([("MEMORY", "USAGE", key) for key in (*counters, *measured)])
     except backend.UnavailableError:  # the error of a server that does not know MEMORY USAGE, too
         return None
     sizes = [int(reply or 0) for reply in replies]
     estimated = size * sum(sizes[: len(counters)]) // max(1, len(sample))
     return estimated + sum(sizes[len(counters) :])
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

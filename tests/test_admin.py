@@ -40,7 +40,7 @@ def _middleware(settings):
         "django.contrib.auth.middleware.AuthenticationMiddleware",
         "django.contrib.messages.middleware.MessageMiddleware",
     ]
-    recorder.state.reset()
+    recorder.pending.clear()
 
 
 @pytest.fixture

@@ -42,11 +42,12 @@ DEFAULTS: dict[str, Any] = {
     "LOG_LINES_PER_SECOND": 10,
 }
 POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow")
-_BOUNDS = {
-    "IPV6_PREFIX": (1, 128),
-    "LOG_LINES_PER_SECOND": (0, 1_000_000),
-    "LOCAL_SHARE": (1, 1_000_000),
-    "LOCAL_IDENTITIES": (1, 10_000_000),
+_NUMBERS: dict[str, tuple[tuple[type, ...], tuple[float, float], str]] = {  # types, bounds, unit
+    "IPV6_PREFIX": ((int,), (1, 128), ""),
+    "LOG_LINES_PER_SECOND": ((int,), (0, 1_000_000), ""),
+    "LOCAL_SHARE": ((int,), (1, 1_000_000), ""),
+    "LOCAL_IDENTITIES": ((int,), (1, 10_000_000), ""),
+    "TIMEOUT": ((int, float), (0.001, 60), " seconds"),
 }
 HEADER_FAMILIES = ("RateLimit", "X-RateLimit")
 REDIS_BACKENDS = "django_redis.cache.RedisCache or django.core.cache.backends.redis.RedisCache"
@@ -93,12 +94,9 @@ class Config:
     pid: int = field(default_factory=os.getpid, repr=False, compare=False)
 
     def policy(self, name: str) -> Policy:
-        try:
+        if name in self.policies:
             return self.policies[name]
-        except KeyError:
-            raise ImproperlyConfigured(
-                f"RATE_LIMITER['POLICIES'] has no policy {name!r}{nearest(name, self.policies)}"
-            ) from None
+        raise ImproperlyConfigured(f"RATE_LIMITER['POLICIES'] has no policy {name!r}{nearest(name, self.policies)}")
 
 
 def raw() -> Any:
@@ -108,12 +106,10 @@ def raw() -> Any:
 
 def cache_entry(alias: str) -> dict[str, Any]:
     """Return the entry of CACHES for an alias."""
-    try:
-        entry: dict[str, Any] = settings.CACHES[alias]
-    except KeyError:
-        raise ImproperlyConfigured(
-            f"RATE_LIMITER['CACHE'] should name an alias in CACHES, not {alias!r}{nearest(alias, settings.CACHES)}"
-        ) from None
+    if alias not in settings.CACHES:
+        hint = nearest(alias, settings.CACHES)
+        raise ImproperlyConfigured(f"RATE_LIMITER['CACHE'] should name an alias in CACHES, not {alias!r}{hint}")
+    entry: dict[str, Any] = settings.CACHES[alias]
     return entry
 
 
@@ -161,7 +157,12 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
     if not isinstance(value, Mapping):
         problems.append(Problem("E001", f"RATE_LIMITER should be a dict, not {value!r}."))
         return None
-    problems += _unknown_keys(value)
+    keys = f"The keys are {', '.join(DEFAULTS)}."
+    problems += [
+        Problem("E001", f"RATE_LIMITER has no key {key!r}{nearest(key, DEFAULTS)}", keys)
+        for key in value
+        if key not in DEFAULTS
+    ]
     options = {**DEFAULTS, **value}
     problems += _wrong_values(options)
     policies = dict(_policies(options, problems))
@@ -189,40 +190,24 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
     )
 
 
-def _unknown_keys(value: Mapping[str, Any]) -> Iterator[Problem]:
-    for key in value:
-        if key not in DEFAULTS:
-            yield Problem(
-                "E001",
-                f"RATE_LIMITER has no key {key!r}{nearest(key, DEFAULTS)}",
-                f"The keys are {', '.join(DEFAULTS)}.",
-            )
-
-
 def _wrong_values(options: Mapping[str, Any]) -> Iterator[Problem]:
     if options["USE_ALGO"] not in ALGORITHMS:
         yield Problem("E002", f"RATE_LIMITER['USE_ALGO']: {unknown_algorithm(options['USE_ALGO'])}")
-    for key in ("ENABLED", "LOCAL_REFUSALS"):
-        if type(options[key]) is not bool:
-            yield Problem("E006", f"RATE_LIMITER[{key!r}] should be True or False, not {shown(options[key])}.")
-    for key, (least, most) in _BOUNDS.items():
+    for key, (types, (least, most), unit) in _NUMBERS.items():
         number = options[key]
-        if type(number) is not int or not least <= number <= most:
-            yield Problem("E006", f"RATE_LIMITER[{key!r}] should be {least} to {most}, not {shown(number)}.")
-    timeout = options["TIMEOUT"]
-    if type(timeout) not in (int, float) or not 0.001 <= timeout <= 60:
-        yield Problem("E006", f"RATE_LIMITER['TIMEOUT'] should be 0.001 to 60 seconds, not {shown(timeout)}.")
-    if not isinstance(options["CACHE"], str):
-        yield Problem("E006", f"RATE_LIMITER['CACHE'] should be text, not {options['CACHE']!r}.")
-    if options["PROXY_HEADER"] not in [*PROXY_HEADERS]:
-        yield Problem(
-            "E006",
-            "RATE_LIMITER['PROXY_HEADER'] should be 'X-Forwarded-For', 'Forwarded' or None, "
-            f"not {options['PROXY_HEADER']!r}.",
-        )
-    families = options["HEADERS"]
-    if not isinstance(families, (list, tuple)) or not all(family in HEADER_FAMILIES for family in families):
-        yield Problem("E006", f"RATE_LIMITER['HEADERS'] should list some of {list(HEADER_FAMILIES)}, not {families!r}.")
+        if type(number) not in types or not least <= number <= most:
+            yield Problem("E006", f"RATE_LIMITER[{key!r}] should be {least} to {most}{unit}, not {shown(number)}.")
+    families, header = options["HEADERS"], options["PROXY_HEADER"]
+    listed = isinstance(families, (list, tuple)) and all(family in HEADER_FAMILIES for family in families)
+    for key, is_valid, expected in (
+        ("ENABLED", type(options["ENABLED"]) is bool, "be True or False"),
+        ("LOCAL_REFUSALS", type(options["LOCAL_REFUSALS"]) is bool, "be True or False"),
+        ("CACHE", isinstance(options["CACHE"], str), "be text"),
+        ("PROXY_HEADER", header in [*PROXY_HEADERS], "be 'X-Forwarded-For', 'Forwarded' or None"),
+        ("HEADERS", listed, f"list some of {list(HEADER_FAMILIES)}"),
+    ):
+        if not is_valid:
+            yield Problem("E006", f"RATE_LIMITER[{key!r}] should {expected}, not {shown(options[key])}.")
 
 
 def _policies(options: Mapping[str, Any], problems: list[Problem]) -> Iterator[tuple[str, Policy]]:
@@ -270,13 +255,9 @@ def _proxies(networks: Any, problems: list[Problem]) -> Iterator[Network | str]:
         try:
             yield UNIX if network == UNIX else ipaddress.ip_network(network, strict=False)
         except ValueError:
-            problems.append(
-                Problem(
-                    "E009",
-                    f"RATE_LIMITER['TRUSTED_PROXIES']: {network!r} is not an address or network.",
-                    'Write addresses or networks such as "10.0.0.0/8", or "unix" for a server behind a unix socket.',
-                )
-            )
+            message = f"RATE_LIMITER['TRUSTED_PROXIES']: {network!r} is not an address or network."
+            hint = 'Write addresses or networks such as "10.0.0.0/8", or "unix" for a server behind a unix socket.'
+            problems.append(Problem("E009", message, hint))
 
 
 def _imported(key: str, value: Any, problems: list[Problem]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -60,14 +61,7 @@ def rate_limit(
     return RateLimit(limits, options, group, applied)
 
 
-_DEFAULTS = {
-    "cost": 1,
-    "methods": None,
-    "block": True,
-    "response": None,
-    "charge_when": None,
-    "charge_on_error": True,
-}
+_DEFAULTS = {"cost": 1, "methods": None, "block": True, "response": None, "charge_when": None, "charge_on_error": True}
 
 
 def _bare(function: View) -> View:
@@ -111,10 +105,7 @@ class RateLimit:
 
     def __call__(self, view: Any) -> Any:
         limits = self.limits_for(view)
-        if isinstance(view, type):
-            limited: Any = _limited_class(view, limits)
-        else:
-            limited = _limited_function(view, limits)
+        limited: Any = _limited_class(view, limits) if isinstance(view, type) else _limited_function(view, limits)
         # For the system checks, in use as long as the view is; and for the next decorator on the same view.
         limited.rate_limited_by = (*getattr(view, "rate_limited_by", ()), self)
         return limited
@@ -142,13 +133,11 @@ class RateLimit:
         if self.group:
             return self._policies(self.group)
         below = [limits for each in getattr(view, "rate_limited_by", ()) for limits in each.views.values()]
-        taken = {str(policy) for limits in below for policy in limits.policies if isinstance(policy, Policy)}
-        policies, number = self._policies(name), 1
-        while any(
-            isinstance(policy, Policy) and policy.name in taken for policy in policies if policy not in self.rates
-        ):
-            number += 1
-            policies = self._policies(f"{name}-{number}")
+        taken = {policy.name for limits in below for policy in limits.policies if isinstance(policy, Policy)}
+        for number in itertools.count(1):
+            policies = self._policies(name if number == 1 else f"{name}-{number}")
+            if taken.isdisjoint(str(policy) for policy in policies if policy not in self.rates):
+                break
         return policies
 
     def _policies(self, name: str) -> tuple[str | Policy, ...]:
@@ -159,8 +148,8 @@ class RateLimit:
             if isinstance(rate, (str, Policy)):
                 policies.append(rate)
                 continue
-            ending = "" if len(rates) == 1 else f"-{_ending(rate, rates)}"
-            policies.append(Policy(policy_name(name, ending), rate, **self.options))
+            ending = f"{rate.window}s" if isinstance(rate, Rate) else str(rates.index(rate) + 1)
+            policies.append(Policy(policy_name(name, f"-{ending}" if len(rates) > 1 else ""), rate, **self.options))
         if len({str(policy) for policy in policies}) < len(policies):
             listed = ", ".join(map(str, self.rates))
             raise PolicyError(f"{listed}: two of these are the same policy, or two rates over the same window.")
@@ -178,15 +167,6 @@ def _parse(limit: Any) -> Any:
     return Rate.parse(limit)
 
 
-def _ending(limit: Rate | RateFunction, rates: list[Any]) -> str:
-    return f"{limit.window}s" if isinstance(limit, Rate) else str(rates.index(limit) + 1)
-
-
-def _is_async_dispatch(view: Any) -> bool:
-    """Return whether a class-based view is async: its dispatch is no coroutine function even then."""
-    return bool(getattr(owner_of(view)[0], "view_is_async", False))
-
-
 def _limited_function(view: View, limits: Limits) -> View:
     if iscoroutinefunction(view):
 
@@ -194,7 +174,8 @@ def _limited_function(view: View, limits: Limits) -> View:
         async def limited(*args: Any, **kwargs: Any) -> Any:
             return await aenter(limits, _request(args, kwargs), view, *args, **kwargs)
     else:
-        run: Any = aenter if _is_async_dispatch(view) else enter
+        # The dispatch of an async class-based view is no coroutine function.
+        run: Any = aenter if getattr(owner_of(view)[0], "view_is_async", False) else enter
 
         @functools.wraps(view)
         def limited(*args: Any, **kwargs: Any) -> Any:
@@ -217,11 +198,9 @@ def _limited_class(view: type, limits: Limits) -> type:
     return view
 
 
-def _request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest:
+def _request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the request among a view's arguments, or a method's."""
-    for each in args[:2]:
+    for each in (*args[:2], kwargs.get("request")):
         if hasattr(each, "META"):
-            return each  # type: ignore[no-any-return]
-    if hasattr(request := kwargs.get("request"), "META"):
-        return request  # type: ignore[return-value]
+            return each
     raise TypeError("@rate_limit is for views: there is no request among the arguments.")

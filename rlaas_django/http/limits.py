@@ -85,7 +85,7 @@ class Limits:
 
 def _with_fixed_rate(policy: Policy, request: HttpRequest) -> Policy | None:
     """Return the policy with its rate for this request; None when there is no limit."""
-    if isinstance(policy.rate, Rate):
+    if not callable(policy.rate):
         return policy
     rate = policy.rate(request)
     if rate is None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from django.utils import timezone
+from django.utils.formats import date_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -16,7 +19,8 @@ from ..core.keys import EncodedIdentity
 from ..core.policy import Policy
 from ..models import Override
 from ..stats import reader
-from . import charts, panel, refusals, servers
+from ..stats.schema import Refusal
+from . import charts, panel
 from .actions import ActionForm
 from .formats import duration, grouped, local_time, printable
 from .identities import describe, describe_one, search
@@ -27,8 +31,10 @@ Query = Mapping[str, str]  # the parameters of a GET request
 TOP = 10  # identities with the most refusals
 MAX_WATCHED = 200
 MAX_REFUSALS = 200
+MAX_FILTERED = 5_000
 MAX_ENDED = 100
 DEGRADED_MINUTES = 5
+CSV_COLUMNS = ("time", "policy", "identity", "method", "path", "count", "limit", "retry_after", "shadow")
 ALGORITHM_NAMES = {
     algorithms.FIXED_WINDOW: gettext_lazy("fixed window"),
     algorithms.SLIDING_WINDOW: gettext_lazy("sliding window"),
@@ -54,8 +60,8 @@ def overview(_query: Query) -> Context:
         "unused": [each for each in summaries if not each["day_total"]],
         **{name: sum(each[name] for each in summaries) for name in ("minute_total", "hour_total", "hour_refused")},
         "top": [(labels[identity], policy, number) for (policy, identity), number in top],
-        "server": servers.server_state(),
-        "breakers": servers.open_breakers(),
+        "server": panel.server_state(),
+        "breakers": panel.open_breakers(),
         "degraded": sum(minute.degraded for name in policies for minute in series[name][-DEGRADED_MINUTES:]),
     }
 
@@ -109,17 +115,47 @@ def identity(encoded: EncodedIdentity, form: ActionForm | None = None) -> Contex
         "title": label.name,
         "identity": label,
         "rows": rows,
-        "refusals": [(refusal, refusals.explain(refusal, history)) for refusal in found[:100]],
+        "refusals": [(refusal, _explain(refusal, history)) for refusal in found[:100]],
         "active": [override for override in history if override.is_active()],
         "ended": [override for override in history if not override.is_active()],
         "form": form or ActionForm(policies=panel.policies(), initial={"identity": encoded}),
     }
 
 
+def _explain(refusal: Refusal, history: Sequence[Override] = ()) -> str:
+    """Return why a request was refused.
+
+    Such as `5 of 5 in 1 min, refused at 10:31:09 on POST /login/, allowed again in 38 s`; `history` is the identity's
+    overrides, one of which may have blocked it.
+    """
+    at = local_time(refusal.at)
+    words = {
+        "count": refusal.count,
+        "limit": refusal.limit,
+        "window": duration(refusal.window),
+        "time": date_format(at, "H:i:s" if at.date() == timezone.localdate() else "j N, H:i:s"),
+        "request": f"{printable(refusal.method)} {printable(refusal.path)}",
+    }
+    for override in history:
+        blocks = override.kind == Override.Kind.BLOCK and override.policy in ("", refusal.policy)
+        if blocks and override.is_active(at):
+            words["reason"] = override.reason
+            return _("Blocked (%(reason)s), refused at %(time)s on %(request)s") % words
+    if refusal.shadow:
+        return _("%(count)d of %(limit)d in %(window)s, would have been refused at %(time)s on %(request)s") % words
+    words["refusal"] = _("%(count)d of %(limit)d in %(window)s, refused at %(time)s on %(request)s") % words
+    if refusal.retry_after is None:
+        return _("%(refusal)s: the cost exceeds the limit") % words
+    left = refusal.at + refusal.retry_after - timezone.now().timestamp()
+    if left > 0:
+        return _("%(refusal)s, allowed again in %(wait)s") % {**words, "wait": duration(left)}
+    return _("%(refusal)s, allowed again after %(wait)s") % {**words, "wait": duration(refusal.retry_after)}
+
+
 def refusal_log(query: Query) -> Context:
     """Show the refusal log, filtered."""
     policies = panel.policies()
-    found = refusals.filtered(query, policies)
+    found = filtered_refusals(query, policies)
     shown = found[:MAX_REFUSALS]
     labels = describe({refusal.identity for refusal in shown})
     return {
@@ -143,11 +179,49 @@ def refusal_log(query: Query) -> Context:
     }
 
 
+def filtered_refusals(query: Query, policies: Iterable[str]) -> list[Refusal]:
+    """Return the refusals that match `policy`, `identity`, `path` and `since` (minutes) of the query, newest first."""
+    policy, path, since = (query.get(name, "") for name in ("policy", "path", "since"))
+    oldest = timezone.now().timestamp() - 60 * int(since) if since.isdecimal() and len(since) < 9 else 0
+    text = query.get("identity", "").strip()
+    identities = set(search(text))
+    return [
+        refusal
+        for refusal in reader.refusals(policies, limit=MAX_FILTERED)
+        if policy in ("", refusal.policy)
+        and (text in refusal.identity or refusal.identity in identities)
+        and path in refusal.path
+        and refusal.at >= oldest
+    ]
+
+
+class _Echo:
+    """A file that returns what is written to it, so that csv.writer.writerow returns the line."""
+
+    def write(self, value: str) -> str:
+        return value
+
+
+def csv_lines(refusals: Iterable[Refusal]) -> Iterator[str]:
+    """Yield the refusals as lines of CSV, after a line of column names."""
+    writer = csv.writer(_Echo())
+    yield writer.writerow(CSV_COLUMNS)
+    for refusal in refusals:
+        values = {**asdict(refusal), "time": local_time(refusal.at).isoformat()}
+        yield writer.writerow([_cell(values[column]) for column in CSV_COLUMNS])
+
+
+def _cell(value: object) -> str:
+    """Return the text of a cell, quoted if a spreadsheet would run it as a formula: a client chooses the path."""
+    text = "" if value is None else str(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
 def shadow(_query: Query) -> Context:
     """Show what each shadow policy would have refused."""
     policies = {name: policy for name, policy in panel.policies().items() if policy.shadow}
     if not policies:
-        servers.ping()  # raises if Redis is unavailable, as the reads below do
+        panel.ping()  # raises if Redis is unavailable, as the reads below do
     series = reader.minutes(policies)
     ranked: dict[str, list[tuple[int, str]]] = {name: [] for name in sorted(policies)}
     for (name, encoded), number in reader.refused_today(policies).items():
@@ -170,7 +244,7 @@ def overrides(_query: Query) -> Context:
     labels = describe({override.identity for override in (*active, *ended)})
     now = timezone.now()
     try:
-        servers.ping()
+        panel.ping()
         available = True
     except backend.UnavailableError:
         available = False
@@ -180,12 +254,6 @@ def overrides(_query: Query) -> Context:
         "ended": [(each, labels[each.identity]) for each in ended],
         "available": available,
     }
-
-
-def unavailable(error: Exception, *, acted: bool) -> Context:
-    """Show that Redis is unavailable, and that an action was not performed."""
-    breakers = servers.open_breakers()
-    return {"title": _("Redis is unavailable"), "error": error, "acted": acted, "breakers": breakers}
 
 
 def _summary(policy: Policy, minutes: list[reader.Minute]) -> Context:

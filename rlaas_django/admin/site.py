@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
@@ -24,18 +24,13 @@ from django.views.decorators.http import require_POST
 from .. import backend
 from ..core.keys import EncodedIdentity, encode
 from ..models import Override, RateLimit
-from . import actions, pages, panel, refusals
+from . import actions, pages, panel
 from .identities import is_encoded
-
-if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin[RateLimit]
-else:
-    _ModelAdmin = admin.ModelAdmin
 
 View = Callable[..., HttpResponseBase]
 
 
-class RateLimitAdmin(_ModelAdmin):
+class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """The pages of the panel in place of a change list: the model has no table."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -64,16 +59,17 @@ class RateLimitAdmin(_ModelAdmin):
         return lambda request: self._render(request, name, context(request.GET))
 
     def _wrap(self, view: View) -> Any:
-        """Require the permission to view, and respond with 503 while Redis is unavailable."""
+        """Require the permission to view, or to change, and respond with 503 while Redis is unavailable."""
 
         def wrapped(request: HttpRequest, **kwargs: str) -> HttpResponseBase:
-            if not self.has_view_or_change_permission(request):
+            acts = request.method == "POST"
+            if not (self.has_change_permission(request) if acts else self.has_view_or_change_permission(request)):
                 raise PermissionDenied
             try:
                 return view(request, **kwargs)
             except backend.UnavailableError as error:
-                context = pages.unavailable(error, acted=request.method == "POST")
-                return self._render(request, "unavailable", context, status=503)
+                context = {"title": _("Redis is unavailable"), "error": error, "acted": acts}
+                return self._render(request, "unavailable", {**context, "breakers": panel.open_breakers()}, status=503)
 
         return self.admin_site.admin_view(update_wrapper(wrapped, view))
 
@@ -88,8 +84,8 @@ class RateLimitAdmin(_ModelAdmin):
     def refusals_csv(self, request: HttpRequest) -> StreamingHttpResponse:
         """Download the refusal log, filtered like the page."""
         # Read before the response starts, so that an unavailable Redis gives a 503.
-        found = refusals.filtered(request.GET, panel.policies())
-        response = StreamingHttpResponse(refusals.csv_lines(found), content_type="text/csv; charset=utf-8")
+        found = pages.filtered_refusals(request.GET, panel.policies())
+        response = StreamingHttpResponse(pages.csv_lines(found), content_type="text/csv; charset=utf-8")
         response["Content-Disposition"] = 'attachment; filename="refusals.csv"'
         return response
 
@@ -99,7 +95,6 @@ class RateLimitAdmin(_ModelAdmin):
 
     def act(self, request: HttpRequest) -> HttpResponse:
         """Perform an action on an identity, after confirmation."""
-        self._require_change_permission(request)
         form = actions.ActionForm(request.POST, policies=panel.policies())
         if not form.is_valid():
             return self.identity(request, form)
@@ -113,7 +108,6 @@ class RateLimitAdmin(_ModelAdmin):
 
     def end(self, request: HttpRequest) -> HttpResponse:
         """End an override, after confirmation."""
-        self._require_change_permission(request)
         key = request.POST.get("override", "")
         override = Override.objects.filter(pk=key).first() if key.isdecimal() and len(key) < 19 else None
         if override is None:
@@ -125,10 +119,6 @@ class RateLimitAdmin(_ModelAdmin):
         override.end(by=request.user)
         self._report(request, override.identity, _("Ended the override “%(override)s” of %(identity)s.") % words)
         return self._redirect("overrides")
-
-    def _require_change_permission(self, request: HttpRequest) -> None:
-        if not self.has_change_permission(request):
-            raise PermissionDenied
 
     def _confirm(self, request: HttpRequest, target: str, identity: str, **context: Any) -> HttpResponse:
         """Ask for confirmation; the form of the page posts `hidden` to `target` again."""
@@ -162,12 +152,10 @@ class RateLimitAdmin(_ModelAdmin):
 
     def _user_page(self, request: HttpRequest) -> str:
         """Return the URL name of a user's change page, or "" if this admin has none or staff may not view it."""
-        model = get_user_model()
-        if not self.admin_site.is_registered(model):
-            return ""
-        if not self.admin_site.get_model_admin(model).has_view_or_change_permission(request):
-            return ""
-        return f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
+        model, site = get_user_model(), self.admin_site
+        if site.is_registered(model) and site.get_model_admin(model).has_view_or_change_permission(request):
+            return f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
+        return ""
 
     def _redirect(self, name: str, **query: str) -> HttpResponseRedirect:
         return HttpResponseRedirect(_url(self.admin_site, name, **query))

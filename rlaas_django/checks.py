@@ -26,14 +26,8 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
     problems: list[Problem] = []
     config = conf.read(conf.raw(), problems)
     if config is not None:
-        problems += [
-            *_cache(config.cache),
-            *_large_logs(config),
-            *_keys(config),
-            *_all_proxies(config),
-            *_middleware_order(config),
-            *_decorated_views(config),
-        ]
+        for check in (_cache, _policies, _all_proxies, _middleware_order, _decorated_views):
+            problems += check(config)
     return [_message(problem) for problem in problems]
 
 
@@ -56,7 +50,8 @@ def _message(problem: Problem) -> checks.CheckMessage:
     return kind(problem.message, hint=problem.hint, id=f"rlaas_django.{problem.id}")
 
 
-def _cache(alias: str) -> Iterator[Problem]:
+def _cache(config: conf.Config) -> Iterator[Problem]:
+    alias = config.cache
     try:
         entry = conf.cache_entry(alias)
     except ImproperlyConfigured as error:
@@ -80,7 +75,7 @@ def _cache(alias: str) -> Iterator[Problem]:
         )
 
 
-def _large_logs(config: conf.Config) -> Iterator[Problem]:
+def _policies(config: conf.Config) -> Iterator[Problem]:
     for policy in config.policies.values():
         algo = policy.algo or config.algo
         if algo == SLIDING_WINDOW and isinstance(policy.rate, Rate) and policy.rate.limit >= LARGE_LOG:
@@ -90,15 +85,8 @@ def _large_logs(config: conf.Config) -> Iterator[Problem]:
                 f"about {policy.rate.limit * BYTES_PER_ENTRY:,} MB per million users.",
                 f"{SLIDING_WINDOW_COMPACT!r} gives the same verdicts in a sixtieth of the memory.",
             )
-
-
-def _keys(config: conf.Config) -> Iterator[Problem]:
-    """A dotted path is imported here rather than by the first request."""
-    for policy in config.policies.values():
-        if key_kind(policy.key) != "key":
-            continue
-        try:
-            if not callable(key_function(policy.key)):
+        try:  # a dotted path is imported here rather than by the first request
+            if key_kind(policy.key) == "key" and not callable(key_function(policy.key)):
                 yield Problem("E011", f"Policy {policy.name!r}: its key {policy.key!r} is not a callable.")
         except ImportError as error:
             yield Problem("E011", f"Policy {policy.name!r}: its key {policy.key!r} cannot be imported: {error}")
@@ -106,11 +94,8 @@ def _keys(config: conf.Config) -> Iterator[Problem]:
 
 def _all_proxies(config: conf.Config) -> Iterator[Problem]:
     if any(not isinstance(network, str) and network.prefixlen == 0 for network in config.proxies):
-        yield Problem(
-            "W003",
-            "RATE_LIMITER['TRUSTED_PROXIES'] covers every address: any client can pretend to be any other.",
-            "List only your proxies' own addresses.",
-        )
+        message = "RATE_LIMITER['TRUSTED_PROXIES'] covers every address: any client can pretend to be any other."
+        yield Problem("W003", message, "List only your proxies' own addresses.")
 
 
 def _middleware_order(config: conf.Config) -> Iterator[Problem]:
@@ -123,12 +108,9 @@ def _middleware_order(config: conf.Config) -> Iterator[Problem]:
         ruled.add(DEFAULT)
     by_user = sorted(name for name in ruled if config.policies[name].key in ("user", "user_or_ip"))
     if by_user and any(name.endswith(users) for name in names[names.index(ours) :]):
-        yield Problem(
-            "W005",
-            f"RateLimitMiddleware comes before {users}, so users count by address under "
-            f"{', '.join(map(repr, by_user))}.",
-            f"Put it below django.contrib.auth.middleware.{users} in MIDDLEWARE.",
-        )
+        listed = ", ".join(map(repr, by_user))
+        message = f"RateLimitMiddleware comes before {users}, so users count by address under {listed}."
+        yield Problem("W005", message, f"Put it below django.contrib.auth.middleware.{users} in MIDDLEWARE.")
 
 
 def _decorated_views(config: conf.Config) -> Iterator[Problem]:

@@ -109,8 +109,7 @@ def cache_entry(alias: str) -> dict[str, Any]:
     if alias not in settings.CACHES:
         hint = nearest(alias, settings.CACHES)
         raise ImproperlyConfigured(f"RATE_LIMITER['CACHE'] should name an alias in CACHES, not {alias!r}{hint}")
-    entry: dict[str, Any] = settings.CACHES[alias]
-    return entry
+    return dict(settings.CACHES[alias])
 
 
 def secret() -> bytes:

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from django import forms
+from django.core.validators import RegexValidator
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -16,8 +17,7 @@ from ..core.policy import Policy, PolicyError, Rate
 from ..limiter import overrides
 from ..models import Override
 from . import panel
-from .formats import grouped
-from .identities import describe_one, is_encoded
+from .text import ENCODED, describe, grouped
 
 DEFAULT_HOURS = 24
 
@@ -41,7 +41,11 @@ class ActionForm(forms.Form):
         (8760, gettext_lazy("1 year")),
     )
 
-    identity = forms.CharField(max_length=200, widget=forms.HiddenInput)
+    identity = forms.CharField(
+        max_length=200,
+        widget=forms.HiddenInput,
+        validators=[RegexValidator(ENCODED, gettext_lazy("Enter a valid identity."))],
+    )
     action = forms.ChoiceField(choices=ACTIONS, initial=RESET, widget=forms.RadioSelect, label=gettext_lazy("Action"))
     policy = forms.ChoiceField(required=False, label=gettext_lazy("Policy"))
     amount = forms.IntegerField(min_value=1, required=False, label=gettext_lazy("Units or custom limit"))
@@ -57,13 +61,6 @@ class ActionForm(forms.Form):
         field: Any = self.fields["policy"]
         field.choices = [("", _("All policies")), *((name, name) for name in sorted(policies))]
 
-    def clean_identity(self) -> str:
-        """Require an encoded identity."""
-        identity: str = self.cleaned_data["identity"]
-        if not is_encoded(identity):
-            raise forms.ValidationError(_("Enter a valid identity."))
-        return identity
-
     def clean(self) -> dict[str, Any]:
         """Require the fields that the action needs."""
         data = super().clean() or {}
@@ -74,17 +71,13 @@ class ActionForm(forms.Form):
             data["hours"] = data.get("hours") or DEFAULT_HOURS
             if not data.get("reason"):
                 self.add_error("reason", _("Enter a reason."))
-        if action == overrides.LIMIT and data.get("amount"):
-            self._check_custom_limit(data["amount"], data.get("policy"))
+        if action == overrides.LIMIT and (limit := data.get("amount")):
+            try:  # whether the chosen policies can have this limit with their windows
+                for name in [data["policy"]] if data.get("policy") else self.policies:
+                    Rate(limit, self.policies[name].window)
+            except PolicyError as error:
+                self.add_error("amount", str(error))
         return data
-
-    def _check_custom_limit(self, limit: int, policy: str | None) -> None:
-        """Require a limit that the chosen policies can have with their windows."""
-        try:
-            for name in [policy] if policy else self.policies:
-                Rate(limit, self.policies[name].window)
-        except PolicyError as error:
-            self.add_error("amount", str(error))
 
     def chosen_policies(self) -> list[Policy]:
         """Return the chosen policy, or all that limit this kind of identity."""
@@ -108,7 +101,7 @@ def confirmation(form: ActionForm) -> str:
         overrides.LIMIT: _("Set the limit of %(identity)s under %(policy)s to %(number)s for %(duration)s?"),
     }
     return questions[data["action"]] % {
-        "identity": describe_one(data["identity"]).name,
+        "identity": describe([data["identity"]])[data["identity"]].name,
         "policy": data["policy"] or _("all policies"),
         "number": grouped(data["amount"] or 0),
         "duration": dict(ActionForm.DURATIONS).get(data["hours"], ""),
@@ -144,5 +137,5 @@ def override_words(override: Override) -> dict[str, str]:
     kind = override.get_kind_display()
     return {
         "override": kind if override.limit is None else f"{kind}: {grouped(override.limit)}",
-        "identity": describe_one(override.identity).name,
+        "identity": describe([override.identity])[override.identity].name,
     }

@@ -10,7 +10,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from ..stats.reader import Minute
-from .formats import grouped, local_time
+from .text import grouped, local_time
 
 WIDTH, HEIGHT = 720, 100
 MIN_HEIGHT = 2.0  # of a segment, so that one refusal among thousands can be seen
@@ -42,11 +42,12 @@ def bars(minutes: Sequence[Minute], per_bar: int) -> list[Bar]:
 
 
 def chart(shown: Sequence[Bar], label: str) -> SafeString:
-    """Draw stacked bars, allowed requests at the bottom; the highest bar fills the chart."""
+    """Draw stacked bars, allowed requests at the bottom; the highest bar fills the chart. The axis has three times."""
     peak = max(1, *(bar.total for bar in shown))
     width = WIDTH / len(shown)
     return format_html(
-        '<svg class="rlaas-chart" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">{}{}</svg>',
+        '<svg class="rlaas-chart" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">{}{}</svg>'
+        '<div class="rlaas-axis" aria-hidden="true">{}</div>',
         WIDTH,
         HEIGHT,
         label,
@@ -57,13 +58,8 @@ def chart(shown: Sequence[Bar], label: str) -> SafeString:
             '<rect class="rlaas-span" x="{}" width="{}" height="{}"><title>{}</title></rect>',
             ((_number(i * width), _number(width), HEIGHT, _title(bar)) for i, bar in enumerate(shown) if bar.total),
         ),
+        format_html_join("", "<span>{}</span>", ((shown[i].time,) for i in (0, len(shown) // 2, -1))),
     )
-
-
-def axis(shown: Sequence[Bar]) -> SafeString:
-    """Return the times at the start, the middle and the end of a chart."""
-    spans = format_html_join("", "<span>{}</span>", ((shown[i].time,) for i in (0, len(shown) // 2, -1)))
-    return format_html('<div class="rlaas-axis" aria-hidden="true">{}</div>', spans)
 
 
 def _paths(shown: Sequence[Bar], width: float, peak: int) -> list[tuple[str, str]]:

@@ -22,8 +22,7 @@ from ..stats import reader
 from ..stats.schema import Refusal
 from . import charts, panel
 from .actions import ActionForm
-from .formats import duration, grouped, local_time, printable
-from .identities import describe, describe_one, search
+from .text import describe, duration, grouped, local_time, printable, search
 
 Context = dict[str, Any]
 Query = Mapping[str, str]  # the parameters of a GET request
@@ -110,7 +109,7 @@ def identity(encoded: EncodedIdentity, form: ActionForm | None = None) -> Contex
     rows = sorted(panel.identity_rows(encoded), key=lambda row: (-row.percent, row.outcome.policy.name))
     found = [each for each in reader.refusals([row.outcome.policy.name for row in rows]) if each.identity == encoded]
     history = list(Override.objects.filter(identity=encoded)[:20])
-    label = describe_one(encoded)
+    label = describe([encoded])[encoded]
     return {
         "title": label.name,
         "identity": label,
@@ -277,7 +276,6 @@ def _summary(policy: Policy, minutes: list[reader.Minute]) -> Context:
             "refused": grouped(summary[f"{span}_refused"]),
         }
         summary[f"{span}_chart"] = charts.chart(bars, label)
-        summary[f"{span}_axis"] = charts.axis(bars)
         summary[f"{span}_peak"] = max(bar.total for bar in bars)
     return summary
 

@@ -16,8 +16,7 @@ from ..core.keys import COUNTER_PREFIX, EncodedIdentity, decode, key_kind, parse
 from ..core.policy import DEFAULT, Policy, Rate
 from ..models import Override
 from ..stats import reader, schema
-from .formats import duration
-from .identities import IdentityLabel, describe, is_encoded
+from .text import IdentityLabel, describe, duration, is_encoded
 
 PAGE_SIZE = 50
 SCANS_PER_PAGE = 20  # of SCAN_COUNT keys each: bounds the cost of a page, however many keys there are

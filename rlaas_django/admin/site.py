@@ -25,7 +25,7 @@ from .. import backend
 from ..core.keys import EncodedIdentity, encode
 from ..models import Override, RateLimit
 from . import actions, pages, panel
-from .identities import is_encoded
+from .text import is_encoded
 
 View = Callable[..., HttpResponseBase]
 

@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 PARALLEL = -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all browser lint format servers cluster matrix bench bench-quick clean
+.PHONY: help install run test test-all browser lint format servers cluster matrix bench bench-quick instructions clean
 
 help: ## List what can be done
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -66,6 +66,9 @@ bench: ## Measure against peers, in an environment of its own; writes benchmarks
 
 bench-quick: ## The same in under two minutes; writes nothing
 	$(PYTHON) -m benchmarks --quick $(ARGS)
+
+instructions: ## Count a decision's instructions with valgrind; ARGS="--against /path/to/another/checkout"
+	$(PYTHON) -m benchmarks instructions $(ARGS)
 
 clean: ## Remove what was made here
 	rm -rf $(VENV) .bench .tox .servers .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* htmlcov build dist

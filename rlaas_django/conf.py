@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -124,27 +125,45 @@ def middleware() -> list[str]:
 @cache
 def config() -> Config:
     """Return the settings in force."""
+    with _lock:  # of threads that come together, all get the same
+        return _latest or _load()
+
+
+def _load() -> Config:
+    global _latest
     problems: list[Problem] = []
-    current = read(raw(), problems)
-    if current is None:
+    _latest = read(raw(), problems)
+    if _latest is None:
         raise ImproperlyConfigured(" ".join(problem.message for problem in problems))
-    return current
+    return _latest
+
+
+_lock = threading.Lock()
+_latest: Config | None = None
 
 
 @receiver(setting_changed)
 def _reload(*, setting: str, **_: object) -> None:
     if setting in ("RATE_LIMITER", "CACHES", "SECRET_KEY"):
-        config.cache_clear()
+        _forget()
 
 
 # Kept in a forked process, unused: to close an asyncio transport there would close the parent's connection.
 _of_parent: list[Config] = []
 
 
-def _reset() -> None:
-    if config.cache_info().currsize and config().pid != os.getpid():
-        _of_parent.append(config())
+def _forget() -> None:
+    global _latest
+    _latest = None
     config.cache_clear()
+
+
+def _reset() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+    if _latest is not None and _latest.pid != os.getpid():
+        _of_parent.append(_latest)
+    _forget()
 
 
 process.on_fork(_reset)

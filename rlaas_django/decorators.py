@@ -17,7 +17,8 @@ from .core.policy import DEFAULT, NAME, RATE_FORMS, KeyFunction, Policy, PolicyE
 from .core.registry import Limits as LimitsInUse
 from .core.rules import with_head
 from .http.gate import aenter, enter
-from .http.limits import Limits, Respond
+from .http.limits import Limits
+from .http.responses import Respond
 from .http.view_names import owner_of, policy_name, view_name
 
 View = Callable[..., Any]
@@ -96,8 +97,8 @@ class RateLimit:
         if iscoroutinefunction(cost):
             raise PolicyError(f"The cost {cost!r} is an async function; write a plain one.")
         self.views: dict[str, Limits] = {}  # by name
-        named = [rate for rate in self.rates if isinstance(rate, (str, Policy))]
-        if (options or group) and len(named) == len(self.rates):
+        self.named = tuple(rate for rate in self.rates if isinstance(rate, (str, Policy)))
+        if (options or group) and self.named == self.rates:
             words = ", ".join([*options, *(["group"] if group else [])])
             raise PolicyError(f'{words}: these describe a rate, and there is none; write rate_limit("5/m", ...).')
         self._policies(group or "view")
@@ -115,8 +116,7 @@ class RateLimit:
         if self.views:
             return [LimitsInUse(name, limits.policies) for name, limits in self.views.items()]
         # method_decorator shows the view with its first request.
-        named = tuple(rate for rate in self.rates if isinstance(rate, (str, Policy)))
-        return [LimitsInUse("A method", named)] if named else []
+        return [LimitsInUse("A method", self.named)] if self.named else []
 
     def limits_for(self, view: Any) -> Limits:
         """Return the limits of a view; they are kept, because method_decorator decorates anew for each request."""
@@ -136,20 +136,19 @@ class RateLimit:
         taken = {policy.name for limits in below for policy in limits.policies if isinstance(policy, Policy)}
         for number in itertools.count(1):
             policies = self._policies(name if number == 1 else f"{name}-{number}")
-            if taken.isdisjoint(str(policy) for policy in policies if policy not in self.rates):
+            if taken.isdisjoint(str(policy) for policy in policies if policy not in self.named):
                 break
         return policies
 
     def _policies(self, name: str) -> tuple[str | Policy, ...]:
         """Return the policies; rates are named after the view, and of several each has its window in the name."""
         rates = [rate for rate in self.rates if not isinstance(rate, (str, Policy))]
-        policies: list[str | Policy] = []
-        for rate in self.rates:
-            if isinstance(rate, (str, Policy)):
-                policies.append(rate)
-                continue
-            ending = f"{rate.window}s" if isinstance(rate, Rate) else str(rates.index(rate) + 1)
-            policies.append(Policy(policy_name(name, f"-{ending}" if len(rates) > 1 else ""), rate, **self.options))
+        policies = list(self.rates)
+        for i, rate in enumerate(self.rates):
+            if rate in rates:
+                ending = f"{rate.window}s" if isinstance(rate, Rate) else str(rates.index(rate) + 1)
+                unique = policy_name(name, f"-{ending}" if len(rates) > 1 else "")
+                policies[i] = Policy(unique, rate, **self.options)
         if len({str(policy) for policy in policies}) < len(policies):
             listed = ", ".join(map(str, self.rates))
             raise PolicyError(f"{listed}: two of these are the same policy, or two rates over the same window.")
@@ -179,7 +178,8 @@ def _limited_function(view: View, limits: Limits) -> View:
 
         @functools.wraps(view)
         def limited(*args: Any, **kwargs: Any) -> Any:
-            return run(limits, _request(args, kwargs), view, *args, **kwargs)
+            request = args[0] if args and hasattr(args[0], "META") else _request(args, kwargs)
+            return run(limits, request, view, *args, **kwargs)
 
     return limited
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+
 from rlaas_django import backend, conf, log
 from rlaas_django.backend import UnavailableError
 from rlaas_django.backend import circuit_breaker as breaker_module
 from rlaas_django.backend import pool as pool_module
 from rlaas_django.backend.circuit_breaker import CircuitBreaker
 from rlaas_django.backend.commands import pack
+from rlaas_django.backend.connections import ConnectionOptions
+from rlaas_django.backend.errors import TRYAGAIN_PAUSE, NextAttempt, next_attempt
 from rlaas_django.backend.pool import Pool
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
+from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
 from rlaas_django.checks import check_proxies, check_settings
 from rlaas_django.conf import POLICY_OPTIONS
 from rlaas_django.core import registry
@@ -31,12 +36,14 @@ from rlaas_django.core.policy import (
 )
 from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
 from rlaas_django.http import responses
-from rlaas_django.http.proxies import client_address
+from rlaas_django.http.identity import client_address
 from rlaas_django.http.responses import whole_seconds
 from rlaas_django.limiter import local as local_module
-from rlaas_django.limiter import refusal_cache
-from rlaas_django.limiter.compiled import compile_policies, unique_ids
+from rlaas_django.limiter import overrides, refund_units, refusal_cache
+from rlaas_django.limiter.compiled import Check, compile_policies
+from rlaas_django.limiter.compiled import plan as check_plan
 from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
+from rlaas_django.stats import recorder
 from rlaas_django.stats.background import paused as paused_background
 from rlaas_django.stats.background import run as run_background_jobs
 from rlaas_django.stats.reader import minutes as read_minutes
@@ -55,17 +62,25 @@ __all__ = [
     "SLIDING_WINDOW_COMPACT",
     "SLIDING_WINDOW_COUNTER",
     "TOKEN_BUCKET",
+    "TOPOLOGY_THREAD",
+    "TRYAGAIN_PAUSE",
     "YEAR",
+    "Check",
     "CircuitBreaker",
+    "ClusterTopology",
+    "ConnectionOptions",
     "Decision",
     "EncodedIdentity",
     "LocalLimit",
     "LocalLimiter",
     "LocalReply",
+    "NextAttempt",
     "Outcome",
     "Policy",
     "Pool",
     "Rate",
+    "Refresher",
+    "SentinelTopology",
     "UnavailableError",
     "breaker_module",
     "cached_refusals",
@@ -86,12 +101,17 @@ __all__ = [
     "local_limiter",
     "local_module",
     "log",
+    "next_attempt",
+    "overrides",
     "pack_words",
     "paused_background",
     "pool_module",
     "read_minutes",
     "redis_client",
     "redis_key",
+    "refresh_is_due",
+    "refund_units",
+    "reset_statistics",
     "restore_limits",
     "run_background_jobs",
     "script_for",
@@ -104,6 +124,8 @@ __all__ = [
 DEFAULTS = conf.DEFAULTS
 escape_for_log = log.escaped
 header_module = responses  # the one that names headers
+reset_statistics = recorder.pending.clear
+TOPOLOGY_THREAD = "rlaas_django topology"
 
 
 def redis_client(alias: str):
@@ -170,9 +192,14 @@ def cached_refusals() -> int:
 
 
 def unique_id() -> str:
-    return unique_ids.next()
+    return check_plan("alice", None, 1).unique
 
 
 def pack_words(words) -> bytes:
     """Return a command as hiredis packs it."""
-    return pack(words).packed
+    return pack(words)
+
+
+def refresh_is_due() -> bool:
+    """Return whether the topology of a Cluster or of Sentinels is being refreshed, or will be."""
+    return any(thread.name == TOPOLOGY_THREAD for thread in threading.enumerate())

@@ -8,7 +8,7 @@ import string
 import pytest
 
 from rlaas_django import Policy, check
-from tests.internals import ALGORITHMS, YEAR, EncodedIdentity, compile_policies, pack_words, unique_id
+from tests.internals import ALGORITHMS, YEAR, Check, EncodedIdentity, compile_policies, pack_words, unique_id
 
 CHARACTERS = string.ascii_letters + string.digits + ".@+-_"
 
@@ -35,20 +35,18 @@ def test_the_command_is_what_packing_it_word_by_word_gives(number, options):
     rng, policy_set = random.Random(number), compile_policies(policies(number, **options))
     for length in (1, 2, 5, 9, 10, 99, 100, 128, *range(3, 60)):
         name = "".join(rng.choices(CHARACTERS, k=length))
-        identities, cost = policy_set.identify(name), rng.choice([0, 1, 7, 10**6])
+        identities, cost = policy_set.identify(name), rng.choice([0, 1, 1, 1, 7, 10**6])
         assert identities == (name,) * number
         call = policy_set.call(identities, "unique", cost, charge=cost > 0)
-        assert call.command.packed == pack_words(
-            words(policy_set, identities, "unique", cost, "check" if cost else "peek")
-        )
+        assert call.packed == pack_words(words(policy_set, identities, "unique", cost, "check" if cost else "peek"))
 
 
 def test_identities_that_differ_have_an_override_key_each():
     policy_set = compile_policies((Policy("u", "5/m", key="user"), Policy("i", "5/m", key="ip")))
     identities = policy_set.identify({"user": "alice", "ip": "203.0.113.9"})
     assert identities == ("alice", "ip=203.0.113.9")
-    call = policy_set.call(identities, "unique", 1, charge=True)
-    assert call.command.packed == pack_words(words(policy_set, identities, "unique", 1, "check"))
+    call = policy_set.call(Check(policy_set, identities, "unique", 1, True))
+    assert call.packed == pack_words(words(policy_set, identities, "unique", 1, "check"))
 
 
 @pytest.mark.parametrize("key", ["user", "ip", "token", "global"])
@@ -63,7 +61,7 @@ def test_an_identity_that_is_not_ascii_is_not_packed(number):
     """A length in characters would be short of one in bytes, and the rest of the key be read as a command."""
     policy_set = compile_policies(policies(number))
     with pytest.raises(UnicodeEncodeError):
-        policy_set.call(["alice"] * (number - 1) + ["jos\u00e9"], "unique", 1, charge=True)
+        policy_set.call(Check(policy_set, (*["alice"] * (number - 1), "jos\u00e9"), "unique", 1, True))
 
 
 def test_each_request_has_an_id_of_its_own():
@@ -85,4 +83,4 @@ def test_policies_made_for_each_call_fill_no_memory(configure):
 
     for n in range(compiled.MAX_COMPILED + 10):
         compile_policies(Policy(f"p{n}", "5/m"))
-    assert len(compiled.compiled_sets()) <= compiled.MAX_COMPILED
+    assert len(compiled.conf.config().derived[compiled.CompiledSets].by_policies) <= compiled.MAX_COMPILED

@@ -93,7 +93,6 @@ def private_accesses(tree: ast.Module) -> list[tuple[int, str]]:
     return found
 
 
-@pytest.mark.xfail(strict=False, reason="until the backend uses public calls only: ARCHITECTURE.md §3")
 def test_no_private_attribute_of_somebody_else_is_used():
     left, found = dict(EXCEPTIONS), []
     for module, tree in parsed().items():
@@ -136,7 +135,6 @@ def source_of(each: type) -> str:
         return ""
 
 
-@pytest.mark.xfail(strict=False, reason="until the backend uses public calls only: ARCHITECTURE.md §3")
 def test_no_class_uses_or_overrides_private_names_of_somebody_else_s_base():
     found = {own.__qualname__: names for own in own_classes() if (names := private_names_of_bases(own))}
     assert not found

@@ -22,7 +22,7 @@ from rlaas_django.backend import scripts
 from rlaas_django.backend.scripts import ALL_ALGORITHMS, BY_ALGORITHM, FILES, OVERRIDE, RECORD, Script, for_algorithms
 from rlaas_django.core.policy import ALGORITHMS, FIXED_WINDOW, SLIDING_WINDOW, TOKEN_BUCKET
 
-LUA = Path(scripts.__file__).with_name("lua")
+LUA = Path(scripts.__file__).parent.with_name("lua")
 LOCK = Path(__file__).with_name("lua_versions.json")
 EVERY = [*BY_ALGORITHM.values(), ALL_ALGORITHMS, OVERRIDE, RECORD]
 FUNCTIONS = ("check", "charge", "refund", "reset")

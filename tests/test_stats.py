@@ -165,7 +165,7 @@ class TestWatched:
         monkeypatch.setattr(schema, "MAX_IDENTITIES", 3)
         now = time.time()
         with monkeypatch.context() as patch:
-            patch.setattr(recorder.time, "time", lambda: now - 2 * schema.HOUR)
+            patch.setattr(time, "time", lambda: now - 2 * schema.HOUR)
             for address in ("203.0.113.97", "203.0.113.98", "203.0.113.99"):
                 send(Policy("p", "1/m", key="ip"), 2, address=address)
         recorder.flush()

@@ -20,7 +20,7 @@ ADMIN_TIMEOUT = 1.0  # seconds that a page waits for a reply, where a decision w
 
 def execute(where: Topology, call: Call, *, timeout: float | None = None) -> Any:
     """Run a call on the server that has its keys, and return the reply; UnavailableError when there is none."""
-    server = where.server_for(call.key)
+    server = where.master or where.server_for(call.key)
     if server is None:
         where.wait_until_known()
         server = where.server_for(call.key)
@@ -36,7 +36,7 @@ def execute(where: Topology, call: Call, *, timeout: float | None = None) -> Any
 
 async def aexecute(where: Topology, call: Call) -> Any:
     """As `execute`, without blocking the event loop."""
-    server = where.server_for(call.key)
+    server = where.master or where.server_for(call.key)
     if server is None:
         await where.await_until_known()
         server = where.server_for(call.key)

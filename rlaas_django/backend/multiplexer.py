@@ -9,6 +9,7 @@ connection for each (benchmarks/in_flight.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -69,10 +70,12 @@ class Multiplexer:
                 if self._batch:
                     await self._exchange()
         except asyncio.CancelledError:
-            await self._connection.disconnect(nowait=True)
             if not self._timed_out:
+                with contextlib.suppress(redis.RedisError):
+                    await self._connection.disconnect()  # TLS takes turns of the loop, which ends now
                 self._abandon()
                 raise
+            await self._connection.disconnect(nowait=True)
             self._fail(redis.TimeoutError(f"timeout after {self._timeout:g} s"))
         except Exception as error:  # noqa: BLE001  (whatever a broken reply makes redis-py raise)
             await self._connection.disconnect(nowait=True)

@@ -49,12 +49,16 @@ class Pool:
 
     def release(self, connection: Any) -> None:
         """Take back a connection on which no reply is outstanding."""
-        self._put(connection, time.monotonic())
+        self._idle.append((connection, time.monotonic()))
+        if self._waiting:
+            self._wake()
 
     def discard(self, connection: Any) -> None:
         """Take back a connection on which a reply may still arrive: it is closed, so that nobody else reads it."""
         connection.disconnect()
-        self._put(connection, None)
+        self._idle.append((connection, None))
+        if self._waiting:
+            self._wake()
 
     def disconnect_idle(self) -> None:
         """Close the connections that are not in use: behind the same address there may be another server now."""
@@ -62,11 +66,9 @@ class Pool:
         for connection, _ in idle:
             self.discard(connection)
 
-    def _put(self, connection: Any, used: float | None) -> None:
-        self._idle.append((connection, used))
-        if self._waiting:
-            with self._lock:
-                self._released.notify_all()
+    def _wake(self) -> None:
+        with self._lock:
+            self._released.notify_all()
 
     def _make_or_wait(self) -> tuple[Any, float | None]:
         deadline = time.monotonic() + MAX_WAIT

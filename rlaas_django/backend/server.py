@@ -46,7 +46,7 @@ class Server:
             pool.release(connection)
             self._record_error(error, admin=timeout is not None)
             raise
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (raised again)
             # Recorded first: a thread that waits for the connection would take it to a server that fails.
             failure = self._record_failure(error) if isinstance(error, Exception) else error
             try:

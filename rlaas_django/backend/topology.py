@@ -12,13 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import redis
-from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode
+from redis.cluster import ClusterNode, NodesManager
 from redis.crc import key_slot
 from redis.exceptions import RedisClusterException
-from redis.retry import Retry
-from redis.sentinel import Sentinel
+from redis.sentinel import MasterNotFoundError, Sentinel
 
 from .. import log
 from .connections import ConnectionOptions
@@ -111,12 +108,22 @@ class SentinelTopology(DiscoveredTopology):
         super().__init__(f"Sentinel service {service!r}", timeout)
 
     def discover(self) -> bool:
-        host, port = self._sentinel.discover_master(self._service)  # type: ignore[no-untyped-call]
+        try:
+            host, port = self._sentinel.discover_master(self._service)  # type: ignore[no-untyped-call]
+        except MasterNotFoundError as error:
+            raise MasterNotFoundError(self._with_addresses(str(error))) from error
         address = str(host), int(port)
         if self.master is not None and self.master.address == address:
             return False
         self.master = Server(self._master_options.at(address), self.timeout)
         return True
+
+    def _with_addresses(self, text: str) -> str:
+        """Return an error with the Sentinels' addresses in place of their clients, which redis-py shows in full."""
+        for client in self._sentinel.sentinels:
+            options = client.connection_pool.connection_kwargs
+            text = text.replace(str(client), f"{options['host']}:{options['port']}")
+        return text
 
 
 class ClusterTopology(DiscoveredTopology):
@@ -126,47 +133,44 @@ class ClusterTopology(DiscoveredTopology):
 
     def __init__(self, nodes: ConnectionOptions, seeds: Sequence[Address], timeout: float) -> None:
         self._node_options, self._seeds = nodes, seeds
-        self._cluster: redis.RedisCluster | None = None
+        self._known: list[Address] = []  # every node, replicas too
         self._servers: dict[Address, Server] = {}
-        self._moved: dict[int, Server] = {}  # slots that MOVED named since the last refresh
+        self._primaries: list[Server] = []
+        self._slots: dict[int, Server] = {}
+        self._moved = False  # since the last refresh
         super().__init__("Redis Cluster", timeout)
 
     def discover(self) -> bool:
-        if self._cluster is None:
-            options = {
-                name: value for name, value in self._node_options.options.items() if name not in ("host", "port")
-            }
-            self._cluster = redis.RedisCluster(
-                startup_nodes=[ClusterNode(*seed) for seed in self._seeds],  # type: ignore[no-untyped-call]
-                require_full_coverage=False,
-                retry=Retry(NoBackoff(), 0),
+        # Not by RedisCluster(), which sends COMMAND to the first primary and fails when that one is down. A new manager
+        # each time: the known slots stay when there is an error, and the seeds are asked too when all nodes are gone.
+        addresses, options = dict.fromkeys((*self._known, *self._seeds)), self._node_options.options
+        if options.get("db"):
+            raise RedisClusterException(f"a cluster has database 0 only, not {options['db']}")
+        try:
+            manager = NodesManager(
+                [ClusterNode(*address) for address in addresses],  # type: ignore[no-untyped-call]
+                from_url=True,  # takes every option of a connection
+                connection_class=self._node_options.connection_class,
                 socket_timeout=self.timeout,
                 socket_connect_timeout=self.timeout,
-                ssl=issubclass(self._node_options.connection_class, redis.SSLConnection),
-                **options,
+                **{name: value for name, value in options.items() if name not in ("host", "port")},
             )
-        else:
-            self._cluster.nodes_manager.initialize()
-        before, addresses = set(self._servers), {_address(node) for node in self._primaries()}
-        self._servers = {address: self.server_at(address) for address in addresses}
-        changed = bool(self._moved) or addresses != before
-        self._moved = {}
+        except IndexError as error:  # redis-py wants the first of them
+            raise RedisClusterException("no node has slots") from error
+        manager.close()
+        slots = {slot: self.server_at(_address(nodes[0])) for slot, nodes in manager.slots_cache.items()}
+        primaries = sorted(set(slots.values()), key=lambda server: server.address)
+        changed = self._moved or primaries != self._primaries
+        self._known = [_address(node) for node in manager.nodes_cache.values()]
+        self._servers = {server.address: server for server in primaries}
+        self._slots, self._primaries, self._moved = slots, primaries, False
         return changed
 
     def server_for(self, key: str) -> Server | None:
-        if self._cluster is None:
-            return None
-        moved = self._moved.get(key_slot(key.encode())) if self._moved else None
-        if moved is not None:
-            return moved
-        try:
-            node = self._cluster.get_node_from_key(key)  # type: ignore[no-untyped-call]
-        except RedisClusterException:  # no node has the slot
-            return None
-        return self.server_at(_address(node))
+        return self._slots.get(key_slot(key.encode()))
 
     def servers(self) -> list[Server]:
-        return [self.server_at(address) for address in sorted(_address(node) for node in self._primaries())]
+        return self._primaries
 
     def group_by_slot(self, keys: Sequence[str]) -> list[Sequence[int]]:
         slots: dict[int, list[int]] = {}
@@ -181,15 +185,13 @@ class ClusterTopology(DiscoveredTopology):
 
     def moved(self, slot: int, server: Server) -> None:
         """Note that a slot has another node; rarely one slot alone moves, so the map is refreshed."""
-        self._moved[slot] = server
+        self._slots[slot] = server
+        self._moved = True
         self.refresh_soon()
 
     @property
     def error(self) -> str:
-        return super().error if self._cluster is None or self._error else "No node of the cluster has the key's slot."
-
-    def _primaries(self) -> list[Any]:
-        return [] if self._cluster is None else self._cluster.get_primaries()  # type: ignore[no-untyped-call]
+        return super().error if not self._slots or self._error else "No node of the cluster has the key's slot."
 
 
 Topology = SingleServer

@@ -10,19 +10,142 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.functional import SimpleLazyObject
 
 from .. import conf, limiter, log, signals, stats
 from ..backend import UnavailableError
-from ..core.decision import Decision, Outcome, strictest
-from ..limiter.compiled import CompiledPolicySet
+from ..core.decision import Decision, Outcome, combine, strictest
+from ..limiter.compiled import CompiledPolicySet, compile_policies
 from . import responses
 from .identity import RequestIdentity
-from .limits import Limits
-from .request_state import RequestState
+from .limits import Limits, Prepared, call_cost, with_fixed_rates
+
+Resolved = tuple[RequestIdentity, CompiledPolicySet | None, int]
+
+STATE = "_rate_limit_state"  # the attribute of a request with what was decided about it
+
+
+class RequestState:
+    """What was decided about a request so far."""
+
+    __slots__ = ("_requests", "checked", "decision", "log_suppressed", "outcomes")
+
+    def __init__(self, request: HttpRequest) -> None:
+        self._requests: list[Any] = [request]  # Django REST framework wraps the request in one of its own
+        self.checked: list[tuple[Decision, int]] = []  # with the cost
+        self.outcomes: dict[str, Outcome] = {}  # by policy
+        self.decision: Decision | None = None  # of all policies
+        self.log_suppressed = False
+        setattr(request, STATE, self)
+
+    def add_request(self, request: HttpRequest) -> None:
+        if all(each is not request for each in self._requests):
+            self._requests.append(request)
+
+    def annotate(self, decision: Decision | None) -> None:
+        """Let views read the decision as `request.rate_limit`."""
+        for request in self._requests:
+            request.rate_limit = decision
+
+    def record(self, decision: Decision, cost: int, *, block: bool) -> bool:
+        """Keep a decision; return whether a policy refused, or a shadow policy would have."""
+        request, refusing = self._requests[-1], []
+        for outcome in decision.outcomes:
+            self.outcomes[outcome.policy.name] = outcome
+            if not outcome.allowed and not outcome.failed_closed:
+                refusing.append(outcome)
+        self.checked.append((decision, cost))
+        self.decision = decision if len(self.checked) == 1 else combine(self.outcomes.values())
+        self.annotate(self.decision)
+        stats.record(decision, request.method or "", request.path)
+        if refusing and log.admits(logging.WARNING):
+            _log(request, strictest(refusing), block)
+        elif refusing:
+            self.log_suppressed = log.logger.isEnabledFor(logging.WARNING)
+        return bool(refusing)
+
+    def refunded(self, decision: Decision, cost: int) -> None:
+        """Update the figures that a client sees."""
+        for outcome in decision.outcomes:
+            if outcome.allowed:
+                remaining = min(outcome.limit, outcome.remaining + cost)
+                self.outcomes[outcome.policy.name] = outcome._replace(remaining=remaining)
+        self.decision = combine(self.outcomes.values())
+        self.annotate(self.decision)
+
+
+class Gate:
+    """One request before one set of limits; what sync and async have in common."""
+
+    __slots__ = ("decision", "limits", "names", "prepared", "request", "state")
+
+    def __init__(self, limits: Limits, request: HttpRequest) -> None:
+        self.limits, self.request, config, methods = limits, request, conf.config(), limits.methods
+        state: RequestState | None = getattr(request, STATE, None)
+        if state is not None:
+            state.add_request(request)
+        self.state = state or RequestState(request)
+        # None where these limits do not apply.
+        self.prepared: Prepared | None = None
+        if config.enabled and (methods is None or request.method in methods):
+            self.prepared = config.derived.get(limits) or limits.prepare()
+        self.decision: Decision | None = None  # what these limits checked
+        self.names: list[str] = []  # of the policies that apply
+
+    def resolve(self, prepared: Prepared) -> Resolved:
+        """Return who is charged what under which policies: those that were not checked yet, or None."""
+        request, identity, (policies, policy_set, _, calls_site) = self.request, RequestIdentity(self.request), prepared
+        if policy_set is None:
+            policies = with_fixed_rates(policies, request)
+        if calls_site:
+            for policy in policies:
+                identity.call_key_function(policy.key)
+        if self.state.checked:
+            self.names = [policy.name for policy in policies]
+            fresh = tuple([policy for policy in policies if policy.name not in self.state.outcomes])
+            policies, policy_set = fresh, policy_set if len(fresh) == len(policies) else None
+        if policy_set is None and policies:
+            policy_set = compile_policies(policies)
+        cost = self.limits.cost
+        return identity, policy_set, call_cost(cost, request) if callable(cost) else cost
+
+    def refusal(self) -> Decision | None:
+        """Return the decision of these limits' policies if it refuses, also by those that other limits checked."""
+        state = self.state
+        if not state.checked:
+            state.annotate(limiter.unlimited())
+            return None
+        own = self.decision
+        if own is None or len(state.checked) > 1:
+            own = combine(outcome for name, outcome in state.outcomes.items() if name in self.names)
+        return own if own is not None and not own.allowed and self.limits.block else None
+
+    def to_refund(self) -> list[tuple[Decision, int]]:
+        """Return what limits before these charged: a refused request costs nothing."""
+        return [each for each in self.state.checked if each[0].allowed] if len(self.state.checked) > 1 else []
+
+    def respond(self) -> responses.Respond:
+        """Return what makes the response of a refusal: the site's function, or our page."""
+        return self.limits.response or conf.config().response or responses.page
+
+    def plain_refusal(self, decision: Decision) -> HttpResponseBase | None:
+        """Return a refusal that needs no database; None where the site's function or a template makes it."""
+        return responses.plain_refusal(self.request, decision) if self.respond() is responses.page else None
+
+    def finish(self, response: HttpResponseBase, decision: Decision) -> HttpResponseBase:
+        """Add the headers of a refusal."""
+        responses.add_refusal_headers(response, decision)
+        responses.add_headers(response, self.state.decision)
+        if self.state.log_suppressed and self.respond() is responses.page:
+            responses.suppress_log(self.request, response)
+        return response
+
+    def is_free(self, response: HttpResponseBase) -> bool:
+        """Return whether `charge_when` says that this response costs nothing."""
+        charge_when = self.limits.charge_when
+        return charge_when is not None and isinstance(response, HttpResponseBase) and not charge_when(response)
 
 
 def enter(
@@ -30,24 +153,28 @@ def enter(
 ) -> HttpResponseBase:
     """Return the view's response, or a refusal."""
     gate = Gate(limits, request)
-    if gate.applies():
-        identity, policy_set, cost = gate.resolve()
-        if policy_set is not None and gate.record(limiter.check(identity, policy_set, cost=cost), cost):
-            signals.send(signals.rate_limited, request=request, decision=gate.decision)
-    if gate.refuses():
-        for decision, cost in gate.earlier_charges():
-            gate.refunded(decision, cost, _refund(decision))
-        return gate.finish(gate.plain_refusal() or _respond(gate))
+    if gate.prepared is not None:
+        identity, policy_set, cost = gate.resolve(gate.prepared)
+        if policy_set is not None:
+            gate.decision = limiter.check(identity, policy_set, cost=cost)
+            if gate.state.record(gate.decision, cost, block=limits.block):
+                signals.send(signals.rate_limited, request=request, decision=gate.decision)
+    refusal = gate.refusal()
+    if refusal is not None:
+        for decision, cost in gate.to_refund():
+            _refund(gate, decision, cost)
+        response = gate.plain_refusal(refusal) or responses.respond(gate.respond(), request, refusal)
+        return gate.finish(response, refusal)
     try:
         response = view(*args, **kwargs)
     except Exception:
         if not limits.charge_on_error and gate.decision is not None:
-            _refund(gate.decision)
+            _refund(gate, gate.decision, cost)
         raise
-    if gate.is_free(response):
-        for decision, cost in gate.own_charges():
-            gate.refunded(decision, cost, _refund(decision))
-    gate.add_headers(response)
+    if limits.charge_when is not None and gate.decision is not None and gate.is_free(response):
+        _refund(gate, gate.decision, cost)
+    if isinstance(response, HttpResponseBase):  # otherwise Django tells the view's author
+        responses.add_headers(response, gate.state.decision)
     return response
 
 
@@ -56,180 +183,62 @@ async def aenter(
 ) -> HttpResponseBase:
     """As `enter`, natively async."""
     gate = Gate(limits, request)
-    if gate.applies():
-        if gate.prepared.needs_user:
-            await _load_user(request)
-        in_thread = gate.prepared.calls_site_functions
-        identity, policy_set, cost = await _in_thread(gate.resolve)() if in_thread else gate.resolve()
-        if policy_set is not None and gate.record(await limiter.acheck(identity, policy_set, cost=cost), cost):
-            await signals.asend(signals.rate_limited, request=request, decision=gate.decision)
-    if gate.refuses():
-        for decision, cost in gate.earlier_charges():
-            gate.refunded(decision, cost, await _arefund(decision))
-        return gate.finish(gate.plain_refusal() or await _arespond(gate))
+    if gate.prepared is not None:
+        identity, policy_set, cost = await _aresolve(gate, gate.prepared)
+        if policy_set is not None:
+            gate.decision = await limiter.acheck(identity, policy_set, cost=cost)
+            if gate.state.record(gate.decision, cost, block=limits.block):
+                await signals.asend(signals.rate_limited, request=request, decision=gate.decision)
+    refusal = gate.refusal()
+    if refusal is not None:
+        for decision, cost in gate.to_refund():
+            await _arefund(gate, decision, cost)
+        response = gate.plain_refusal(refusal) or await responses.arespond(gate.respond(), request, refusal)
+        return gate.finish(response, refusal)
     try:
         response = await view(*args, **kwargs)
     except Exception:
         if not limits.charge_on_error and gate.decision is not None:
-            await _arefund(gate.decision)
+            await _arefund(gate, gate.decision, cost)
         raise
-    if gate.is_free(response):
-        for decision, cost in gate.own_charges():
-            gate.refunded(decision, cost, await _arefund(decision))
-    gate.add_headers(response)
+    if limits.charge_when is not None and gate.decision is not None and gate.is_free(response):
+        await _arefund(gate, gate.decision, cost)
+    if isinstance(response, HttpResponseBase):
+        responses.add_headers(response, gate.state.decision)
     return response
 
 
-class Gate:
-    """One request before one set of limits; what sync and async have in common."""
-
-    __slots__ = ("_log_suppressed", "_names", "decision", "limits", "prepared", "request", "state")
-
-    def __init__(self, limits: Limits, request: HttpRequest) -> None:
-        self.limits, self.request = limits, request
-        self.state = RequestState.of(request)
-        self.prepared = limits.prepared()
-        self.decision: Decision | None = None  # what these limits decided
-        self._names: set[str] = set()  # of the policies that apply to this request
-        self._log_suppressed = False
-
-    def applies(self) -> bool:
-        """Return whether these limits are checked for this request."""
-        methods = self.limits.methods
-        return conf.config().enabled and (methods is None or self.request.method in methods)
-
-    def resolve(self) -> tuple[RequestIdentity, CompiledPolicySet | None, int]:
-        """Return who is charged what under which policies: those that were not checked yet, or None."""
-        identity = RequestIdentity(self.request)
-        policies, cost = self.prepared.resolve(identity), self.limits.cost_of(self.request)
-        if self.state.charges:
-            self._names = {policy.name for policy in policies}
-            policies = tuple(policy for policy in policies if policy.name not in self.state.outcomes)
-        return identity, self.prepared.compiled(policies), cost
-
-    def record(self, decision: Decision, cost: int) -> bool:
-        """Keep a decision; return whether a policy refused, or a shadow policy would have."""
-        request = self.request
-        self.decision = decision
-        self.state.add(decision, cost)
-        stats.record(decision, request.method or "", request.path)
-        refusing = [each for each in decision.outcomes if not each.allowed and not each.failed_closed]
-        if not refusing:
-            return False
-        if log.admits(logging.WARNING):
-            _log(request, strictest(refusing), self.limits.block)
-        else:
-            self._log_suppressed = log.logger.isEnabledFor(logging.WARNING)
-        return True
-
-    def refuses(self) -> bool:
-        """Return whether the request is refused."""
-        if not self.state.charges:
-            self.state.annotate(limiter.unlimited())
-            return False
-        return self.limits.block and not self.own_decision.allowed
-
-    @property
-    def own_decision(self) -> Decision:
-        """The decision of these limits' policies, also of those that other limits checked."""
-        own = self.decision if self._is_alone() else self.state.decision(self._names)
-        return limiter.unlimited() if own is None else own
-
-    def _is_alone(self) -> bool:
-        return self.decision is not None and len(self.state.charges) == 1
-
-    def earlier_charges(self) -> list[tuple[Decision, int]]:
-        """Return what limits before these charged: a refused request costs nothing."""
-        return [] if self._is_alone() else [each for each in self.state.charges if each[0].allowed]
-
-    def own_charges(self) -> list[tuple[Decision, int]]:
-        return [each for each in self.state.charges if each[0] is self.decision]
-
-    def refunded(self, decision: Decision, cost: int, done: bool) -> None:
-        if done:
-            self.state.refunded(decision, cost)
-
-    def plain_refusal(self) -> HttpResponseBase | None:
-        """Return a refusal that needs no database; None where the site's function or a template makes it."""
-        if self.respond is not responses.page:
-            return None
-        return responses.plain_refusal(self.request, self.own_decision)
-
-    @property
-    def respond(self) -> Callable[..., Any]:
-        """What makes the response of a refusal: the site's function, or our page."""
-        return self.limits.response or conf.config().response or responses.page
-
-    def finish(self, response: HttpResponseBase) -> HttpResponseBase:
-        """Add the headers of a refusal."""
-        responses.add_refusal_headers(response, self.own_decision)
-        responses.add_headers(response, self.state.decision())
-        if self._log_suppressed and self.respond is responses.page:
-            responses.suppress_log(self.request, response)
-        return response
-
-    def is_free(self, response: HttpResponseBase) -> bool:
-        """Return whether `charge_when` says that this response costs nothing."""
-        charge_when = self.limits.charge_when
-        if charge_when is None or self.decision is None or not isinstance(response, HttpResponseBase):
-            return False
-        return not charge_when(response)
-
-    def add_headers(self, response: HttpResponseBase) -> None:
-        if isinstance(response, HttpResponseBase):  # otherwise Django tells the view's author
-            responses.add_headers(response, self.state.decision())
-
-
-async def _load_user(request: HttpRequest) -> None:
-    """Load `request.user`: async code must not reach the database through a lazy one."""
-    if isinstance(getattr(request, "user", None), SimpleLazyObject) and hasattr(request, "auser"):
+async def _aresolve(gate: Gate, prepared: Prepared) -> Resolved:
+    """As `Gate.resolve`, without reaching the database from the event loop."""
+    request: Any = gate.request
+    if (
+        prepared.needs_user
+        and isinstance(getattr(request, "user", None), SimpleLazyObject)
+        and hasattr(request, "auser")
+    ):
         request.user = await request.auser()
+    if prepared.calls_site_functions:
+        resolved: tuple[RequestIdentity, CompiledPolicySet | None, int] = await responses.in_thread(gate.resolve)(
+            prepared
+        )
+        return resolved
+    return gate.resolve(prepared)
 
 
-def _refund(decision: Decision) -> bool:
+def _refund(gate: Gate, decision: Decision, cost: int) -> None:
     try:
-        return limiter.refund(decision)
+        if limiter.refund(decision):
+            gate.state.refunded(decision, cost)
     except UnavailableError:
-        return False  # what was charged ends with its window
+        return  # what was charged ends with its window
 
 
-async def _arefund(decision: Decision) -> bool:
+async def _arefund(gate: Gate, decision: Decision, cost: int) -> None:
     try:
-        return await limiter.arefund(decision)
+        if await limiter.arefund(decision):
+            gate.state.refunded(decision, cost)
     except UnavailableError:
-        return False
-
-
-def _respond(gate: Gate) -> HttpResponseBase:
-    respond = gate.respond
-    if iscoroutinefunction(respond):
-        respond = async_to_sync(respond)
-    response: Any = respond(gate.request, gate.own_decision)
-    # Django renders the template response of a view, not that of a middleware.
-    rendered: HttpResponseBase = response if getattr(response, "is_rendered", True) else response.render()
-    return rendered
-
-
-async def _arespond(gate: Gate) -> HttpResponseBase:
-    respond = gate.respond
-    call = respond if iscoroutinefunction(respond) else _in_thread(respond)
-    response: Any = await call(gate.request, gate.own_decision)
-    rendered = getattr(response, "is_rendered", True)
-    finished: HttpResponseBase = response if rendered else await _in_thread(response.render)()
-    return finished
-
-
-def _in_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    """Return a function that runs the site's code, which may use the database, in Django's thread for sync code."""
-
-    @sync_to_async
-    def run(*args: Any) -> Any:
-        try:
-            return function(*args)
-        except StopIteration as error:  # a future cannot carry one, and would never end
-            raise RuntimeError(f"{function!r} raised StopIteration.") from error
-
-    return run
+        return
 
 
 def _log(request: HttpRequest, outcome: Outcome, block: bool) -> None:

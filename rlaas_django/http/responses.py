@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Any
 
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.template import TemplateDoesNotExist
@@ -16,8 +18,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from .. import conf
-from ..core.decision import Decision, Outcome, strictest
-from ..core.policy import Policy
+from ..core.decision import Decision, strictest
+from ..core.policy import Rate
+
+Respond = Callable[[HttpRequest, Decision], Any]
 
 PROBLEM_JSON = "application/problem+json"
 PROBLEMS = "https://iana.org/assignments/http-problem-types#"
@@ -64,27 +68,23 @@ def add_refusal_headers(response: HttpResponseBase, decision: Decision) -> None:
 
 def add_headers(response: HttpResponseBase, decision: Decision | None) -> None:
     """Add the figures of every enforced policy; those that are there are replaced."""
-    enforced = [] if decision is None else _enforced(decision)
+    enforced, policies, usage = [], [], []
+    for outcome in () if decision is None else decision.outcomes:
+        # Without Redis there are figures only where this process counts.
+        if not outcome.policy.shadow and (not outcome.degraded or outcome.policy.on_failure == "local"):
+            enforced.append(outcome)
+            policies.append(_policy_item(outcome.policy.name, outcome.limit, outcome.policy.rate, outcome.policy.burst))
+            usage.append(f'"{outcome.policy.name}";r={outcome.remaining};t={math.ceil(outcome.reset_after)}')
     if not enforced:
         return
     families, headers = conf.config().headers, response.headers
     if "RateLimit" in families:
-        headers["RateLimit-Policy"] = ", ".join([_policy_item(outcome.policy, outcome.limit) for outcome in enforced])
-        headers["RateLimit"] = ", ".join([_usage_item(outcome) for outcome in enforced])
+        headers["RateLimit-Policy"], headers["RateLimit"] = ", ".join(policies), ", ".join(usage)
     if "X-RateLimit" in families:
-        tightest = strictest(enforced)
+        tightest = enforced[0] if len(enforced) == 1 else strictest(enforced)
         headers["X-RateLimit-Limit"] = str(tightest.limit)
         headers["X-RateLimit-Remaining"] = str(tightest.remaining)
         headers["X-RateLimit-Reset"] = str(math.ceil(tightest.reset_after))
-
-
-def _enforced(decision: Decision) -> list[Outcome]:
-    """Return the outcomes with figures: of Redis, or of this process while Redis is unavailable."""
-    return [
-        outcome
-        for outcome in decision.outcomes
-        if not outcome.policy.shadow and (not outcome.degraded or outcome.policy.on_failure == "local")
-    ]
 
 
 def whole_seconds(wait: float) -> int:
@@ -94,19 +94,10 @@ def whole_seconds(wait: float) -> int:
 
 # Structured fields (RFC 9651). A policy's name has no character that its quotes would have to escape.
 @lru_cache(maxsize=1024)
-def _policy_item(policy: Policy, limit: int) -> str:
-    return f'"{policy.name}";q={limit};w={_window(policy, limit)}'
-
-
-def _window(policy: Policy, limit: int) -> int:
-    """Return the seconds in which the quota is refilled: of a bucket the time to fill it, so that q / w is its rate."""
-    if policy.burst is None or limit != policy.burst:
-        return policy.window
-    return math.ceil(policy.window * policy.burst / policy.fixed_rate.limit)
-
-
-def _usage_item(outcome: Outcome) -> str:
-    return f'"{outcome.policy.name}";r={outcome.remaining};t={math.ceil(outcome.reset_after)}'
+def _policy_item(name: str, limit: int, rate: Rate, burst: int | None) -> str:
+    # The seconds in which the quota is refilled: of a bucket the time to fill it, so that q / w is its rate.
+    window = rate.window if limit != burst else math.ceil(rate.window * limit / rate.limit)
+    return f'"{name}";q={limit};w={window}'
 
 
 def _status(decision: Decision) -> int:
@@ -155,6 +146,38 @@ def _text(decision: Decision) -> HttpResponse:
     text = f"{title(decision)}. {detail(decision)}\n"
     headers = {"Content-Type": "text/plain; charset=utf-8", "Vary": "Accept"}
     return HttpResponse(text, status=_status(decision), headers=headers)
+
+
+async def arespond(respond: Respond, request: HttpRequest, decision: Decision) -> HttpResponseBase:
+    """Return the response of the site's function or of our template, which may use the database."""
+    call = respond if iscoroutinefunction(respond) else in_thread(respond)
+    response: Any = await call(request, decision)
+    if not getattr(response, "is_rendered", True):  # Django renders a view's template response, not a middleware's
+        response = await in_thread(response.render)()
+    finished: HttpResponseBase = response
+    return finished
+
+
+def respond(function: Respond, request: HttpRequest, decision: Decision) -> HttpResponseBase:
+    """As `arespond`, for sync code."""
+    response: Any = (async_to_sync(function) if iscoroutinefunction(function) else function)(request, decision)
+    if not getattr(response, "is_rendered", True):
+        response = response.render()
+    finished: HttpResponseBase = response
+    return finished
+
+
+def in_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """Return a function that runs the site's code, which may use the database, in Django's thread for sync code."""
+
+    @sync_to_async
+    def run(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except StopIteration as error:  # a future cannot carry one, and would never end
+            raise RuntimeError(f"{function!r} raised StopIteration.") from error
+
+    return run
 
 
 class SuppressedRefusals(logging.Filter):

@@ -7,18 +7,16 @@ from time import monotonic
 from typing import Any
 
 from .. import backend, conf, signals
-from ..backend import Call, UnavailableError
-from ..backend.commands import script_call
+from ..backend import Call, UnavailableError, script_call
 from ..backend.scripts import ALL_ALGORITHMS, for_algorithms
 from ..core.clock import script_time
 from ..core.decision import Decision, Outcome
 from ..core.keys import Identity, counter_key
 from ..core.policy import ALGORITHMS, DEFAULT, Policies, Policy
 from . import fallback
-from .compiled import CompiledPolicySet, compile_policies
+from .compiled import Check, CompiledPolicySet, compile_policies, plan, with_limit
 from .fallback import LocalReceipt
-from .refusal_cache import cached_refusals
-from .replies import Check, outcomes, plan, read, refund_call, with_limit
+from .refusal_cache import RefusalCache, cached_refusals
 from .slots import SlotCheck
 
 
@@ -29,27 +27,35 @@ def check(identity: Identity, policy: Policies | CompiledPolicySet = None, *, co
     >>> check("alice", "search", cost=3)
     >>> check({"user": "42", "ip": "203.0.113.9"}, ["burst", Policy("site", "1000/m", key="ip")])
     """
-    planned, refusals = plan(identity, policy, cost), cached_refusals()
-    cached = refusals.find(planned)
-    if cached is not None:
-        return cached
-    started = monotonic()
-    decision = _decide(planned)
+    planned = plan(identity, policy, cost)
+    policy_set, refusals, started = planned.policy_set, conf.config().derived.get(RefusalCache), monotonic()
+    if refusals is not None and (cached := refusals.find(planned)) is not None:
+        return cached  # type: ignore[no-any-return]
+    if not policy_set.in_one_call:
+        return _decide(planned)
+    try:
+        decision = planned.read(backend.execute(policy_set.topology, policy_set.call(planned)))
+    except UnavailableError as error:
+        return _decide_without_redis(planned, error)
     if not decision.allowed:
-        refusals.store(planned, decision, started)
+        cached_refusals().store(planned, decision, started)
     return decision
 
 
 async def acheck(identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1) -> Decision:
     """As `check`, natively async."""
-    planned, refusals = plan(identity, policy, cost), cached_refusals()
-    cached = refusals.find(planned)
-    if cached is not None:
-        return cached
-    started = monotonic()
-    decision = await _adecide(planned)
+    planned = plan(identity, policy, cost)
+    policy_set, refusals, started = planned.policy_set, conf.config().derived.get(RefusalCache), monotonic()
+    if refusals is not None and (cached := refusals.find(planned)) is not None:
+        return cached  # type: ignore[no-any-return]
+    if not policy_set.in_one_call:
+        return await _adecide(planned)
+    try:
+        decision = planned.read(await backend.aexecute(policy_set.topology, policy_set.call(planned)))
+    except UnavailableError as error:
+        return await _adecide_without_redis(planned, error)
     if not decision.allowed:
-        refusals.store(planned, decision, started)
+        cached_refusals().store(planned, decision, started)
     return decision
 
 
@@ -125,13 +131,14 @@ def peek_each(pairs: Sequence[tuple[Policy, str]]) -> tuple[Outcome, ...]:
     found: list[Outcome] = []
     for start in range(0, len(pairs), 500):  # more at once would keep the server from other calls
         policies, identities = zip(*pairs[start : start + 500], strict=True)
-        policy_set = CompiledPolicySet(policies, conf.config(), backend.topology())
-        whole = Check(policy_set, identities, "", 1, charge=False)
+        topology = backend.topology()
+        whole = CompiledPolicySet(policies, conf.config(), topology)
         outcome_at: dict[int, Outcome] = {}
-        for group in policy_set.topology.group_by_slot(policy_set.keys(identities)):
-            part = whole.part(group, charge=False)
-            reply = backend.execute(policy_set.topology, part.call(), timeout=backend.ADMIN_TIMEOUT)
-            outcome_at.update(zip(group, outcomes(part, reply), strict=True))
+        for group in topology.group_by_slot(whole.keys(identities)):
+            part = CompiledPolicySet(tuple([policies[i] for i in group]), conf.config(), topology)
+            check = Check(part, tuple([identities[i] for i in group]), "", 1, charge=False)
+            reply = backend.execute(topology, part.call(check), timeout=backend.ADMIN_TIMEOUT)
+            outcome_at.update(zip(group, check.read(reply).outcomes, strict=True))
         found += (outcome_at[i] for i in range(len(policies)))
     return tuple(found)
 
@@ -150,43 +157,50 @@ def refund_units(identity: Identity, policy: Policy, units: int) -> int:
 
 
 def _decide(planned: Check) -> Decision:
+    """Decide what is not the usual: a peek, a cluster, or rate limiting that is turned off."""
     policy_set = planned.policy_set
     if not policy_set.enabled:
-        return _decide_disabled(planned)
+        return fallback.decide_all(planned)
     if policy_set.topology.clustered:
         return _decide_by_slot(planned)
     try:
-        return read(planned, backend.execute(policy_set.topology, planned.call()))
+        return planned.read(backend.execute(policy_set.topology, policy_set.call(planned)))
     except UnavailableError as error:
-        decision = _decide_without_redis(planned)
-        signals.send(signals.backend_failed, error=error, decision=decision)
-        return decision
+        return _decide_without_redis(planned, error)
 
 
 async def _adecide(planned: Check) -> Decision:
     policy_set = planned.policy_set
     if not policy_set.enabled:
-        return _decide_disabled(planned)
+        return fallback.decide_all(planned)
     if policy_set.topology.clustered:
         return await _adecide_by_slot(planned)
     try:
-        return read(planned, await backend.aexecute(policy_set.topology, planned.call()))
+        return planned.read(await backend.aexecute(policy_set.topology, policy_set.call(planned)))
     except UnavailableError as error:
-        decision = _decide_without_redis(planned)
-        await signals.asend(signals.backend_failed, error=error, decision=decision)
-        return decision
+        return await _adecide_without_redis(planned, error)
+
+
+def _decide_without_redis(planned: Check, error: UnavailableError) -> Decision:
+    decision = fallback.decide_all(planned)
+    signals.send(signals.backend_failed, error=error, decision=decision)
+    return decision
+
+
+async def _adecide_without_redis(planned: Check, error: UnavailableError) -> Decision:
+    decision = fallback.decide_all(planned)
+    await signals.asend(signals.backend_failed, error=error, decision=decision)
+    return decision
 
 
 def _decide_by_slot(planned: Check) -> Decision:
     progress, topology = SlotCheck(planned), planned.policy_set.topology
     for group in progress.groups:
-        call = progress.call(group)
         try:
-            if call is not None:
-                progress.add(group, backend.execute(topology, call))
+            if (call := progress.call(group)) is not None:
+                progress.add(backend.execute(topology, call))
         except UnavailableError as error:
             progress.fail(group, error)
-    progress.fall_back()
     for receipt in progress.refunds():
         try:
             _refund(receipt)
@@ -203,13 +217,11 @@ def _decide_by_slot(planned: Check) -> Decision:
 async def _adecide_by_slot(planned: Check) -> Decision:
     progress, topology = SlotCheck(planned), planned.policy_set.topology
     for group in progress.groups:
-        call = progress.call(group)
         try:
-            if call is not None:
-                progress.add(group, await backend.aexecute(topology, call))
+            if (call := progress.call(group)) is not None:
+                progress.add(await backend.aexecute(topology, call))
         except UnavailableError as error:
             progress.fail(group, error)
-    progress.fall_back()
     for receipt in progress.refunds():
         try:
             await _arefund(receipt)
@@ -221,17 +233,6 @@ async def _adecide_by_slot(planned: Check) -> Decision:
     if progress.error is not None:
         await signals.asend(signals.backend_failed, error=progress.error, decision=decision)
     return decision
-
-
-def _decide_without_redis(planned: Check) -> Decision:
-    every = range(len(planned.policy_set.policies))
-    found, allowed, receipts = fallback.decide(planned, every, charge=planned.charge)
-    return Decision(allowed, found, receipts)
-
-
-def _decide_disabled(planned: Check) -> Decision:
-    policies = zip(planned.policy_set.policies, planned.identities, strict=True)
-    return Decision(True, [fallback.uncounted(policy, identity) for policy, identity in policies])
 
 
 def _take_receipts(decision: Decision) -> Iterator[Any]:
@@ -246,24 +247,22 @@ def _take_receipts(decision: Decision) -> Iterator[Any]:
 def _refund(receipt: Any) -> int:
     if isinstance(receipt, LocalReceipt):
         return receipt.refund()
-    call, policy_set = refund_call(*receipt), receipt[0].policy_set
-    if call is None:
-        return 0
-    # Not the check's topology: this may be a fork of its process, which must not use its connections.
-    refunded = int(sum(backend.execute(backend.topology(), call)))
-    cached_refusals().invalidate(policy_set.names)
-    return refunded
+    check, reply = receipt
+    call = check.refund_call(reply)
+    # Not by the check's own topology: this may be a fork of its process, which must not use its connections.
+    refunded = 0 if call is None else sum(backend.execute(backend.topology(), call))
+    cached_refusals().invalidate(check.policy_set.names)
+    return int(refunded)
 
 
 async def _arefund(receipt: Any) -> int:
     if isinstance(receipt, LocalReceipt):
         return receipt.refund()
-    call, policy_set = refund_call(*receipt), receipt[0].policy_set
-    if call is None:
-        return 0
-    refunded = int(sum(await backend.aexecute(backend.topology(), call)))
-    cached_refusals().invalidate(policy_set.names)
-    return refunded
+    check, reply = receipt
+    call = check.refund_call(reply)
+    refunded = 0 if call is None else sum(await backend.aexecute(backend.topology(), call))
+    cached_refusals().invalidate(check.policy_set.names)
+    return int(refunded)
 
 
 def _reset_calls(policy_set: CompiledPolicySet, identity: Identity) -> list[Call]:

@@ -1,39 +1,51 @@
-"""A set of policies compiled once: keys, script arguments, and the command with only what varies left to fill in."""
+"""A set of policies compiled once: keys, script arguments, the packed command; and what a reply to it means. No I/O."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import backend, conf
-from ..backend.commands import Call, pack
+from ..backend.commands import Call, pack, script_call
 from ..backend.scripts import for_algorithms
 from ..conf import Config
 from ..core import clock, process
+from ..core.decision import Decision, Outcome
 from ..core.keys import GLOBAL, EncodedIdentity, Identity, counter_key, identify, is_plain, key_kind, override_key
-from ..core.policy import DEFAULT, FIXED_WINDOW, Policies, Policy, PolicyError, script_arguments
+from ..core.policy import (
+    DEFAULT,
+    FIXED_WINDOW,
+    MAX_PRODUCT,
+    Policies,
+    Policy,
+    PolicyError,
+    ScriptArguments,
+    script_arguments,
+    shown,
+)
 
 MAX_COMPILED = 1024  # sets per process
+
+
+# What the scripts reply for each policy, after the time of the decision:
+# allowed, current_count, remaining, retry_after, reset_after, limit, charged_at (times in ms)
+REPLY_SIZE = 7
+NEVER_FITS = 2 * MAX_PRODUCT  # beyond every limit; a larger cost may be too long to send
 
 
 class UniqueIds:
     """Ids that tell a request from all others, of all processes: two requests of one millisecond are two entries."""
 
-    LENGTH = 20
+    LENGTH = 20  # of an id; the numbers get longer after 100 days of 100,000 requests a second
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        self._process, self._numbers = os.urandom(5).hex(), iter(range(10**9, 10**10))
-
-    def next(self) -> str:
-        try:
-            return f"{self._process}{next(self._numbers)}"
-        except StopIteration:  # after nine billion requests
-            self.reset()
-            return self.next()
+        self.prefix, self.numbers = os.urandom(4).hex(), itertools.count(10**11)
 
 
 unique_ids = UniqueIds()
@@ -44,15 +56,16 @@ class CompiledPolicySet:
     """Policies that are decided together."""
 
     def __init__(self, policies: tuple[Policy, ...], config: Config, topology: backend.Topology) -> None:
-        self.policies, self.topology, self._clustered = policies, topology, topology.clustered
-        self.enabled, self._encoding = config.enabled, config.encoding
+        self.policies, self.topology, self._encoding = policies, topology, config.encoding
+        self.enabled = config.enabled
         self.arguments = tuple(script_arguments(policy, config.algo) for policy in policies)
-        self.ttls = tuple(0 if each.algo == FIXED_WINDOW else each.window // 1000 for each in self.arguments)
         self.script = for_algorithms({each.algo for each in self.arguments})
         self.names = frozenset(policy.name for policy in policies)
-        self.shadows = tuple(policy.shadow for policy in policies)
+        # Whole seconds; 0 for the fixed window, whose ttl depends on the time of the decision.
+        self.ttls = tuple(0 if each.algo == FIXED_WINDOW else each.window // 1000 for each in self.arguments)
+        self.in_one_call = config.enabled and not topology.clustered
         # A shadow policy's outcome may change while another one refuses, so such a refusal is not cached.
-        self.cacheable = config.local_refusals and not topology.clustered and not any(self.shadows)
+        self.cacheable = config.local_refusals and self.in_one_call and not any(policy.shadow for policy in policies)
         self._all_by_user = all(key_kind(policy.key) in ("user", "user_or_ip") for policy in policies)
         self._counters = tuple(
             counter_key(policy.name, each.algo, each.window // 1000, hash_tag=topology.clustered)
@@ -65,7 +78,6 @@ class CompiledPolicySet:
             for word in (*each, int(policy.shadow), policy.name)
         ]
         self._templates: dict[int, tuple[list[str], str]] = {}  # by the length of the identity
-        self._subsets: dict[tuple[int, ...], CompiledPolicySet] = {}
 
     def identify(self, identity: Identity) -> tuple[str, ...]:
         """Return the encoded identity that each policy counts."""
@@ -73,14 +85,17 @@ class CompiledPolicySet:
             self._all_by_user and type(identity) is str and is_plain(identity) and identity != GLOBAL
         ):
             return (identity,) * len(self.policies)
+        if len(self.policies) == 1:
+            return (identify(identity, self.policies[0], self._encoding),)
         return tuple([identify(identity, policy, self._encoding) for policy in self.policies])
 
     def keys(self, identities: Sequence[str]) -> list[str]:
         """Return the counters' keys."""
-        return [f"{before}{who}{after}" for (before, after), who in zip(self._counters, identities, strict=True)]
+        return [counter.key(identity) for counter, identity in zip(self._counters, identities, strict=True)]
 
-    def call(self, identities: Sequence[str], unique: str, cost: int, *, charge: bool) -> Call:
+    def call(self, check: Check) -> Call:
         """Return the call that decides all policies."""
+        _, identities, unique, cost, charge = check
         identity = identities[0]
         if cost == 1 and charge and clock.frozen is None and identities.count(identity) == len(identities):
             # Nearly every call. To fill a template takes a fifth of the time of packing (benchmarks/profile.py).
@@ -88,7 +103,7 @@ class CompiledPolicySet:
             packed = f"{identity.join(before)}{unique}{after}".encode("ascii")
         else:
             packed = self._pack(identities, unique, cost, "check" if charge else "peek")
-        return Call(self.script, self._counters[0].key(identity) if self._clustered else "", packed)
+        return Call(self.script, self._counters[0].key(identity) if self.topology.clustered else "", packed)
 
     def _pack(self, identities: Sequence[str], unique: str, cost: int, operation: str) -> bytes:
         """Return the command; identities are ASCII, or this raises."""
@@ -100,21 +115,91 @@ class CompiledPolicySet:
 
     def _make_template(self, length: int) -> tuple[list[str], str]:
         """Return what is around an identity of this length, and what follows the unique id."""
-        identity, unique = "\0" * length, "\1" * unique_ids.LENGTH
+        identity, unique = "\0" * length, "\1" * UniqueIds.LENGTH
         packed = self._pack((identity,) * len(self.policies), unique, 1, "check").decode()
         before, after = packed.split(unique)
         self._templates[length] = template = before.split(identity), after
         return template
 
-    def subset(self, part: Sequence[int]) -> CompiledPolicySet:
-        """Return the policies whose counters are in one slot of a cluster."""
-        if len(part) == len(self.policies):
-            return self
-        chosen = tuple(part)
-        if chosen not in self._subsets:
-            policies = tuple(self.policies[i] for i in chosen)
-            self._subsets[chosen] = CompiledPolicySet(policies, conf.config(), self.topology)
-        return self._subsets[chosen]
+
+class Check(NamedTuple):
+    """A check: who is charged what, by which policies."""
+
+    policy_set: CompiledPolicySet
+    identities: tuple[str, ...]
+    unique: str
+    cost: int
+    charge: bool
+
+    def part(self, indexes: Sequence[int], *, charge: bool) -> Check:
+        """Return the check of some of the policies: those whose counters are in one slot of a cluster."""
+        policies = tuple([self.policy_set.policies[i] for i in indexes])
+        identities = tuple([self.identities[i] for i in indexes])
+        return Check(compile_policies(policies), identities, self.unique, self.cost, charge)
+
+    def read(self, reply: Any) -> Decision:
+        """Return the decision that a script's reply means; UnavailableError when it is no reply of our scripts."""
+        policy_set, identities, _, _, charge = self
+        outcomes, allowed, at = [], True, 1
+        try:
+            if len(reply) != REPLY_SIZE * len(identities) + 1 or not sum(reply):  # a TypeError unless all are numbers
+                raise ValueError(len(reply))
+            for policy, identity, ttl in zip(policy_set.policies, identities, policy_set.ttls, strict=True):
+                passed, count, remaining, wait, reset_after, limit, _ = reply[at : at + REPLY_SIZE]
+                retry_after = wait / 1000 if wait >= 0 else math.inf
+                ttl = ttl or _left_of_window(policy, reply[0])
+                figures = limit, count, remaining, retry_after, reset_after / 1000, ttl
+                outcomes.append(Outcome(policy, identity, passed == 1, *figures))
+                allowed = allowed and (passed == 1 or policy.shadow)
+                at += REPLY_SIZE
+        except (TypeError, ValueError) as error:
+            raise self._unexpected(reply) from error
+        return Decision(allowed, tuple(outcomes), [(self, reply)] if allowed and charge else [])
+
+    def _unexpected(self, reply: Any) -> backend.UnavailableError:
+        error = backend.UnavailableError(f"unexpected reply: {reply!r:.100}")
+        server = self.policy_set.topology.server_for(self.policy_set.keys(self.identities)[0])
+        if server is not None:
+            server.breaker.log_error(error)
+        return error
+
+    def refund_call(self, reply: list[Any]) -> Call | None:
+        """Return the call that refunds what was charged; None when nothing was."""
+        keys: list[str] = []
+        words: list[str | int] = []
+        algorithms: set[str] = set()
+        limits, stamps = reply[6::REPLY_SIZE], reply[7::REPLY_SIZE]
+        every = zip(self.policy_set.keys(self.identities), self.policy_set.arguments, limits, stamps, strict=True)
+        for key, arguments, limit, charged_at in every:
+            if charged_at >= 0:
+                keys.append(key)
+                words += (*with_limit(arguments, limit), charged_at)
+                algorithms.add(arguments.algo)
+        if not keys:
+            return None
+        words = [clock.script_time(), "refund", self.unique, self.cost, *words]
+        return script_call(for_algorithms(algorithms), keys, words, is_refund=True)
+
+
+def _left_of_window(policy: Policy, now: float) -> int:
+    window = policy.window * 1000
+    return math.ceil((window - now % window) / 1000)
+
+
+def with_limit(arguments: ScriptArguments, limit: int) -> ScriptArguments:
+    """Return a policy's arguments under the limit that it was decided with, which an override may have set."""
+    return arguments if limit == arguments.capacity else arguments._replace(limit=limit, capacity=limit)
+
+
+def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, *, charge: bool = True) -> Check:
+    """Return the check of an identity under these policies."""
+    if type(cost) is not int or cost < 0:
+        raise ValueError(f"The cost {shown(cost)} is not a whole number of at least 0.")
+    policy_set = policy if isinstance(policy, CompiledPolicySet) else compile_policies(policy)
+    if cost != 1:
+        cost, charge = min(cost, NEVER_FITS), charge and cost > 0
+    unique = f"{unique_ids.prefix}{next(unique_ids.numbers)}"
+    return Check(policy_set, policy_set.identify(identity), unique, cost, charge)
 
 
 class CompiledSets:

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from .. import conf
 from ..core.clock import local_time_ms
-from ..core.decision import Outcome
+from ..core.decision import Decision, Outcome, passes
 from ..core.policy import Policy
+from .compiled import Check
 from .local import LocalLimit, LocalReply, local_limiter
-from .replies import Check
 
 RETRY_AFTER = 1.0  # seconds that a client is told to wait when a policy fails closed
 
@@ -45,7 +45,16 @@ def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> tuple[list[
         outcomes.append(_outcome(policy, identity, limit, reply))
         if reply.charged_at >= 0:
             receipts.append(LocalReceipt(limit, check.cost, reply.charged_at))
-    return outcomes, all(each.allowed or each.policy.shadow for each in outcomes), receipts
+    return outcomes, passes(outcomes), receipts
+
+
+def decide_all(check: Check) -> Decision:
+    """Decide every policy of a check."""
+    if not check.policy_set.enabled:
+        every = zip(check.policy_set.policies, check.identities, strict=True)
+        return Decision(True, tuple([uncounted(policy, identity) for policy, identity in every]))
+    outcomes, allowed, receipts = decide(check, range(len(check.identities)), charge=check.charge)
+    return Decision(allowed, tuple(outcomes), receipts)
 
 
 def uncounted(policy: Policy, identity: str, *, degraded: bool = False) -> Outcome:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from .. import conf
 from ..core import clock, registry
-from ..core.decision import Decision
-from .replies import Check
+from ..core.decision import Decision, Outcome
+from .compiled import Check
 
 MAX_AGE = 1.0  # seconds
 MAX_ENTRIES = 10_000
@@ -36,14 +36,14 @@ class RefusalCache:
         self._changed = {EVERY_POLICY: 0.0}  # by policy: when units of it were refunded or reset last
 
     def find(self, check: Check) -> Decision | None:
-        """Return the refusal of an equal check, if it still holds."""
+        """Return the refusal of an equal check, if it still holds; its wait is shorter by its age."""
         entry = self._entries.get((check.policy_set, check.identities, check.cost)) if self._entries else None
         if entry is None or clock.frozen is not None:
             return None
         now = monotonic()
         if now >= entry.expires_at or self._is_invalid(check, entry.checked_at):
             return None
-        return entry.decision.later(now - entry.decided_at)
+        return _later(entry.decision, now - entry.decided_at, check.policy_set.ttls)
 
     def store(self, check: Check, decision: Decision, checked_at: float) -> None:
         """Keep a refusal for as long as it holds."""
@@ -73,6 +73,17 @@ class RefusalCache:
         if len(changed) == 1:  # nothing but EVERY_POLICY
             return changed[EVERY_POLICY] >= checked_at
         return any(changed.get(name, 0.0) >= checked_at for name in (EVERY_POLICY, *check.policy_set.names))
+
+
+def _later(refusal: Decision, seconds: float, ttls: tuple[int, ...]) -> Decision:
+    """Return a refusal as it is some seconds later."""
+    outcomes = []
+    for outcome, ttl in zip(refusal.outcomes, ttls, strict=True):
+        policy, identity, allowed, limit, count, remaining, retry_after, reset_after, _, degraded = outcome
+        retry_after, reset_after = max(0.0, retry_after - seconds), max(0.0, reset_after - seconds)
+        figures = limit, count, remaining, retry_after, reset_after, ttl or math.ceil(reset_after), degraded
+        outcomes.append(Outcome(policy, identity, allowed, *figures))
+    return Decision(False, tuple(outcomes))
 
 
 def cached_refusals() -> RefusalCache:

@@ -9,21 +9,21 @@ from typing import Any
 from ..backend import Call, UnavailableError
 from ..core.decision import Decision, Outcome
 from . import fallback
-from .replies import Check, outcomes
+from .compiled import Check
 
 
 class SlotCheck:
     """The progress of such a check. Once a slot refuses, the others are only looked at."""
 
     def __init__(self, check: Check) -> None:
-        self.check = check
-        self.groups = check.policy_set.topology.group_by_slot(check.policy_set.keys(check.identities))
+        self.check, policy_set = check, check.policy_set
+        self.groups = policy_set.topology.group_by_slot(policy_set.keys(check.identities))
         self.allowed = True
         self.error: UnavailableError | None = None
-        self.receipts: list[Any] = []
-        self._outcomes: dict[int, Outcome] = {}
+        self._receipts: list[Any] = []
+        self._outcomes: dict[str, Outcome] = {}  # by policy
         self._undecided: list[int] = []
-        self._deadline = time.monotonic() + check.policy_set.topology.timeout
+        self._deadline = time.monotonic() + policy_set.topology.timeout
 
     def call(self, group: Sequence[int]) -> Call | None:
         """Return the call for one slot; None when unreachable slots have used up the time of all."""
@@ -31,51 +31,41 @@ class SlotCheck:
             self._undecided += group
             return None
         self._part = self.check.part(group, charge=self.check.charge and self.allowed)
-        return self._part.call()
+        return self._part.policy_set.call(self._part)
 
-    def add(self, group: Sequence[int], reply: Any) -> None:
+    def add(self, reply: Any) -> None:
         """Add the reply for a slot."""
-        part = self._part
-        found = outcomes(part, reply)
-        self._outcomes.update(zip(group, found, strict=True))
-        passes = all(each.allowed or each.policy.shadow for each in found)
-        if part.charge and passes:
-            self.receipts.append((part, reply))
-        self.allowed = self.allowed and passes
+        decision = self._part.read(reply)
+        self._outcomes.update({outcome.policy.name: outcome for outcome in decision.outcomes})
+        self._receipts += decision.receipts
+        self.allowed = self.allowed and decision.allowed
 
     def fail(self, group: Sequence[int], error: UnavailableError) -> None:
         """Note that a slot has no reply; its policies are decided without Redis."""
         self.error = error
         self._undecided += group
 
-    def fall_back(self) -> None:
-        """Decide what has no reply."""
-        if not self._undecided:
-            return
-        charge = self.check.charge and self.allowed
-        found, passes, receipts = fallback.decide(self.check, self._undecided, charge=charge)
-        self._outcomes.update(zip(self._undecided, found, strict=True))
-        self.allowed = self.allowed and passes
-        self.receipts += receipts
-
     def refunds(self) -> list[Any]:
-        """Return what was charged before a slot refused, and is to be refunded."""
+        """Decide what has no reply, and return what is to be refunded because a slot refused."""
+        charge = self.check.charge and self.allowed
+        outcomes, passes, receipts = fallback.decide(self.check, self._undecided, charge=charge)
+        self._outcomes.update({outcome.policy.name: outcome for outcome in outcomes})
+        self.allowed = self.allowed and passes
+        self._receipts += receipts
         if self.allowed:
             return []
-        receipts, self.receipts = self.receipts, []
+        receipts, self._receipts = self._receipts, []
         return receipts
 
     def look_again(self, part: Check) -> Call:
         """Return the call for the figures after a refund."""
         self._part = part._replace(charge=False)
-        return self._part.call()
+        return self._part.policy_set.call(self._part)
 
     def update(self, reply: Any) -> None:
         """Replace the figures of policies that were refunded."""
-        for outcome in outcomes(self._part, reply):
-            i = self.check.policy_set.policies.index(outcome.policy)
-            self._outcomes[i] = outcome
+        self._outcomes.update({outcome.policy.name: outcome for outcome in self._part.read(reply).outcomes})
 
     def decision(self) -> Decision:
-        ordered = [self._outcomes[i] for i in range(len(self.check.policy_set.policies))]
-        return Decision(self.allowed, ordered, self.receipts)
+        ordered = tuple([self._outcomes[policy.name] for policy in self.check.policy_set.policies])
+        return Decision(self.allowed, ordered, self._receipts)

@@ -5,6 +5,9 @@ A decision is recorded in memory and written by a background thread, so it costs
 
 from __future__ import annotations
 
+import os
+import time
+
 from ..core.decision import Decision
 from . import background, recorder
 
@@ -13,5 +16,7 @@ __all__ = ["record"]
 
 def record(decision: Decision, method: str, path: str) -> None:
     """Record a decision about a request; the background thread writes it to Redis within a second or two."""
-    recorder.record(decision, method, path)
-    background.wake()
+    recorder.pending.append((time.time(), decision, method, path))
+    state = background.state
+    if state.pid != os.getpid() or time.monotonic() - state.last_round > background.STALLED_AFTER:
+        background.wake()

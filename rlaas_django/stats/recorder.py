@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -27,11 +26,6 @@ REFUSALS_PER_FLUSH = 50  # per policy and process; refusals beyond are counted, 
 # The decisions of this process that are not yet written; a forked child leaves them to its parent.
 pending: deque[tuple[float, Decision, str, str]] = deque(maxlen=MAX_PENDING)
 process.on_fork(pending.clear)
-
-
-def record(decision: Decision, method: str, path: str) -> None:
-    """Keep a decision about a request until the next flush."""
-    pending.append((time.time(), decision, method, path))
 
 
 def flush() -> None:

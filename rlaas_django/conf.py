@@ -6,7 +6,7 @@ import ipaddress
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -43,13 +43,6 @@ DEFAULTS: dict[str, Any] = {
     "LOG_LINES_PER_SECOND": 10,
 }
 POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow")
-_NUMBERS: dict[str, tuple[tuple[type, ...], tuple[float, float], str]] = {  # types, bounds, unit
-    "IPV6_PREFIX": ((int,), (1, 128), ""),
-    "LOG_LINES_PER_SECOND": ((int,), (0, 1_000_000), ""),
-    "LOCAL_SHARE": ((int,), (1, 1_000_000), ""),
-    "LOCAL_IDENTITIES": ((int,), (1, 10_000_000), ""),
-    "TIMEOUT": ((int, float), (0.001, 60), " seconds"),
-}
 HEADER_FAMILIES = ("RateLimit", "X-RateLimit")
 REDIS_BACKENDS = "django_redis.cache.RedisCache or django.core.cache.backends.redis.RedisCache"
 PROXY_HEADERS = {
@@ -58,6 +51,28 @@ PROXY_HEADERS = {
     "Forwarded": ("HTTP_FORWARDED",),
 }
 UNIX = "unix"  # in TRUSTED_PROXIES: a client of a unix socket, which has no address, is a proxy
+
+
+def _whole_number(least: int, most: int) -> tuple[Callable[[Any], bool], str]:
+    return lambda value: type(value) is int and least <= value <= most, f"be {least} to {most}"
+
+
+_BOOLEAN = (lambda value: type(value) is bool), "be True or False"
+_ACCEPTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "ENABLED": _BOOLEAN,
+    "LOCAL_REFUSALS": _BOOLEAN,
+    "IPV6_PREFIX": _whole_number(1, 128),
+    "LOG_LINES_PER_SECOND": _whole_number(0, 1_000_000),
+    "LOCAL_SHARE": _whole_number(1, 1_000_000),
+    "LOCAL_IDENTITIES": _whole_number(1, 10_000_000),
+    "TIMEOUT": (lambda value: type(value) in (int, float) and 0.001 <= value <= 60, "be 0.001 to 60 seconds"),
+    "CACHE": (lambda value: isinstance(value, str), "be text"),
+    "PROXY_HEADER": (lambda value: value in [*PROXY_HEADERS], "be 'X-Forwarded-For', 'Forwarded' or None"),
+    "HEADERS": (
+        lambda value: isinstance(value, (list, tuple)) and all(family in HEADER_FAMILIES for family in value),
+        f"list some of {list(HEADER_FAMILIES)}",
+    ),
+}
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -122,24 +137,20 @@ def middleware() -> list[str]:
     return [*settings.MIDDLEWARE]
 
 
+_lock = threading.Lock()
+_latest: Config | None = None
+
+
 @cache
 def config() -> Config:
     """Return the settings in force."""
-    with _lock:  # of threads that come together, all get the same
-        return _latest or _load()
-
-
-def _load() -> Config:
     global _latest
     problems: list[Problem] = []
-    _latest = read(raw(), problems)
-    if _latest is None:
-        raise ImproperlyConfigured(" ".join(problem.message for problem in problems))
-    return _latest
-
-
-_lock = threading.Lock()
-_latest: Config | None = None
+    with _lock:  # of threads that come together, all get the same
+        _latest = _latest or read(raw(), problems)
+        if _latest is None:
+            raise ImproperlyConfigured(" ".join(problem.message for problem in problems))
+        return _latest
 
 
 @receiver(setting_changed)
@@ -176,13 +187,15 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
         problems.append(Problem("E001", f"RATE_LIMITER should be a dict, not {value!r}."))
         return None
     keys = f"The keys are {', '.join(DEFAULTS)}."
-    problems += [
-        Problem("E001", f"RATE_LIMITER has no key {key!r}{nearest(key, DEFAULTS)}", keys)
-        for key in value
-        if key not in DEFAULTS
-    ]
+    unknown = [key for key in value if key not in DEFAULTS]
+    problems += [Problem("E001", f"RATE_LIMITER has no key {key!r}{nearest(key, DEFAULTS)}", keys) for key in unknown]
     options = {**DEFAULTS, **value}
-    problems += _wrong_values(options)
+    if options["USE_ALGO"] not in ALGORITHMS:
+        problems.append(Problem("E002", f"RATE_LIMITER['USE_ALGO']: {unknown_algorithm(options['USE_ALGO'])}"))
+    for key, (is_valid, expected) in _ACCEPTED.items():
+        if not is_valid(options[key]):
+            message = f"RATE_LIMITER[{key!r}] should {expected}, not {shown(options[key])}."
+            problems.append(Problem("E006", message))
     policies = dict(_policies(options, problems))
     rules = tuple(_rules(options["MIDDLEWARE"], policies, problems))
     proxies = tuple(_proxies(options["TRUSTED_PROXIES"], problems))
@@ -206,26 +219,6 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
         response=response,
         log_lines=options["LOG_LINES_PER_SECOND"],
     )
-
-
-def _wrong_values(options: Mapping[str, Any]) -> Iterator[Problem]:
-    if options["USE_ALGO"] not in ALGORITHMS:
-        yield Problem("E002", f"RATE_LIMITER['USE_ALGO']: {unknown_algorithm(options['USE_ALGO'])}")
-    for key, (types, (least, most), unit) in _NUMBERS.items():
-        number = options[key]
-        if type(number) not in types or not least <= number <= most:
-            yield Problem("E006", f"RATE_LIMITER[{key!r}] should be {least} to {most}{unit}, not {shown(number)}.")
-    families, header = options["HEADERS"], options["PROXY_HEADER"]
-    listed = isinstance(families, (list, tuple)) and all(family in HEADER_FAMILIES for family in families)
-    for key, is_valid, expected in (
-        ("ENABLED", type(options["ENABLED"]) is bool, "be True or False"),
-        ("LOCAL_REFUSALS", type(options["LOCAL_REFUSALS"]) is bool, "be True or False"),
-        ("CACHE", isinstance(options["CACHE"], str), "be text"),
-        ("PROXY_HEADER", header in [*PROXY_HEADERS], "be 'X-Forwarded-For', 'Forwarded' or None"),
-        ("HEADERS", listed, f"list some of {list(HEADER_FAMILIES)}"),
-    ):
-        if not is_valid:
-            yield Problem("E006", f"RATE_LIMITER[{key!r}] should {expected}, not {shown(options[key])}.")
 
 
 def _policies(options: Mapping[str, Any], problems: list[Problem]) -> Iterator[tuple[str, Policy]]:

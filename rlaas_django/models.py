@@ -113,11 +113,10 @@ class Override(models.Model):
         """Write the active overrides of an identity to Redis, again if they change meanwhile."""
         written = None
         while (current := list(cls.objects.active().filter(identity=identity))) != written:
-            overrides.publish(identity, [override.published() for override in current])
+            overrides.publish(identity, [override._published() for override in current])
             written = current
 
-    def published(self) -> overrides.Override:
-        """Return the override in the form that is written to Redis."""
+    def _published(self) -> overrides.Override:
         policy, until = self.policy or overrides.EVERY_POLICY, int(self.until.timestamp() * 1000)
         return overrides.Override(self.identity, policy, self.kind, until, self.limit)
 

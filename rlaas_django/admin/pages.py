@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -154,7 +154,7 @@ def _explain(refusal: Refusal, history: Sequence[Override] = ()) -> str:
 def refusal_log(query: Query) -> Context:
     """Show the refusal log, filtered."""
     policies = panel.policies()
-    found = filtered_refusals(query, policies)
+    found = _filtered(query, policies)
     shown = found[:MAX_REFUSALS]
     labels = describe({refusal.identity for refusal in shown})
     return {
@@ -178,7 +178,7 @@ def refusal_log(query: Query) -> Context:
     }
 
 
-def filtered_refusals(query: Query, policies: Iterable[str]) -> list[Refusal]:
+def _filtered(query: Query, policies: Iterable[str]) -> list[Refusal]:
     """Return the refusals that match `policy`, `identity`, `path` and `since` (minutes) of the query, newest first."""
     policy, path, since = (query.get(name, "") for name in ("policy", "path", "since"))
     oldest = timezone.now().timestamp() - 60 * int(since) if since.isdecimal() and len(since) < 9 else 0
@@ -194,20 +194,13 @@ def filtered_refusals(query: Query, policies: Iterable[str]) -> list[Refusal]:
     ]
 
 
-class _Echo:
-    """A file that returns what is written to it, so that csv.writer.writerow returns the line."""
-
-    def write(self, value: str) -> str:
-        return value
-
-
-def csv_lines(refusals: Iterable[Refusal]) -> Iterator[str]:
-    """Yield the refusals as lines of CSV, after a line of column names."""
-    writer = csv.writer(_Echo())
-    yield writer.writerow(CSV_COLUMNS)
-    for refusal in refusals:
+def write_csv(file: Any, query: Query) -> None:
+    """Write the refusal log as CSV, filtered like the page."""
+    writer = csv.writer(file)
+    writer.writerow(CSV_COLUMNS)
+    for refusal in _filtered(query, panel.policies()):
         values = {**asdict(refusal), "time": local_time(refusal.at).isoformat()}
-        yield writer.writerow([_cell(values[column]) for column in CSV_COLUMNS])
+        writer.writerow([_cell(values[column]) for column in CSV_COLUMNS])
 
 
 def _cell(value: object) -> str:

@@ -22,6 +22,7 @@ from .http.responses import Respond
 from .http.view_names import owner_of, policy_name, view_name
 
 View = Callable[..., Any]
+Options = dict[str, Any]
 
 
 def rate_limit(
@@ -86,9 +87,7 @@ def _bare(function: View) -> View:
 class RateLimit:
     """`@rate_limit(...)` with its arguments parsed, so that a typo fails at import."""
 
-    def __init__(
-        self, rates: tuple[Any, ...], options: dict[str, Any], group: str | None, applied: dict[str, Any]
-    ) -> None:
+    def __init__(self, rates: tuple[Any, ...], options: Options, group: str | None, applied: Options) -> None:
         self.rates = tuple(map(_parse, rates)) or (DEFAULT,)
         self.options, self.group, self.applied = options, group, applied
         cost = applied["cost"]
@@ -159,11 +158,11 @@ def _parse(limit: Any) -> Any:
     """Return the name of a policy, a policy, a rate, or a function that returns one."""
     if isinstance(limit, Policy) or callable(limit):
         return limit
-    if isinstance(limit, str) and "/" not in limit:
-        if NAME.fullmatch(limit):
-            return limit
-        raise PolicyError(f"{limit!r} is neither a rate nor the name of a policy; {RATE_FORMS}.")
-    return Rate.parse(limit)
+    if not isinstance(limit, str) or "/" in limit:
+        return Rate.parse(limit)
+    if NAME.fullmatch(limit):
+        return limit
+    raise PolicyError(f"{limit!r} is neither a rate nor the name of a policy; {RATE_FORMS}.")
 
 
 def _limited_function(view: View, limits: Limits) -> View:

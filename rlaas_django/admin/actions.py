@@ -41,11 +41,8 @@ class ActionForm(forms.Form):
         (8760, gettext_lazy("1 year")),
     )
 
-    identity = forms.CharField(
-        max_length=200,
-        widget=forms.HiddenInput,
-        validators=[RegexValidator(ENCODED, gettext_lazy("Enter a valid identity."))],
-    )
+    is_encoded = RegexValidator(ENCODED, gettext_lazy("Enter a valid identity."))
+    identity = forms.CharField(max_length=200, widget=forms.HiddenInput, validators=[is_encoded])
     action = forms.ChoiceField(choices=ACTIONS, initial=RESET, widget=forms.RadioSelect, label=gettext_lazy("Action"))
     policy = forms.ChoiceField(required=False, label=gettext_lazy("Policy"))
     amount = forms.IntegerField(min_value=1, required=False, label=gettext_lazy("Units or custom limit"))
@@ -134,8 +131,6 @@ def perform(form: ActionForm, by: object) -> str:
 
 def override_words(override: Override) -> dict[str, str]:
     """Return the words for an override and its identity in the texts about ending it."""
-    kind = override.get_kind_display()
-    return {
-        "override": kind if override.limit is None else f"{kind}: {grouped(override.limit)}",
-        "identity": describe([override.identity])[override.identity].name,
-    }
+    limit = "" if override.limit is None else f": {grouped(override.limit)}"
+    name = describe([override.identity])[override.identity].name
+    return {"override": f"{override.get_kind_display()}{limit}", "identity": name}

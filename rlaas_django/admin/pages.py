@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -121,11 +121,10 @@ def identity(encoded: EncodedIdentity, form: ActionForm | None = None) -> Contex
     }
 
 
-def _explain(refusal: Refusal, history: Sequence[Override] = ()) -> str:
-    """Return why a request was refused.
+def _explain(refusal: Refusal, history: list[Override]) -> str:
+    """Return why a request was refused: by usage, or by one of the identity's overrides.
 
-    Such as `5 of 5 in 1 min, refused at 10:31:09 on POST /login/, allowed again in 38 s`; `history` is the identity's
-    overrides, one of which may have blocked it.
+    >>> "5 of 5 in 1 min, refused at 10:31:09 on POST /login/, allowed again in 38 s"
     """
     at = local_time(refusal.at)
     words = {
@@ -145,8 +144,7 @@ def _explain(refusal: Refusal, history: Sequence[Override] = ()) -> str:
     words["refusal"] = _("%(count)d of %(limit)d in %(window)s, refused at %(time)s on %(request)s") % words
     if refusal.retry_after is None:
         return _("%(refusal)s: the cost exceeds the limit") % words
-    left = refusal.at + refusal.retry_after - timezone.now().timestamp()
-    if left > 0:
+    if (left := refusal.at + refusal.retry_after - timezone.now().timestamp()) > 0:
         return _("%(refusal)s, allowed again in %(wait)s") % {**words, "wait": duration(left)}
     return _("%(refusal)s, allowed again after %(wait)s") % {**words, "wait": duration(refusal.retry_after)}
 

@@ -176,11 +176,10 @@ class RateLimitsOfUser:
         return [name for name in super().get_fields(request, obj) if name != "rate_limits"]  # type: ignore[misc]
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> list[Any]:
-        fieldsets = [*super().get_fieldsets(request, obj)]  # type: ignore[misc]
         user: Any = request.user
-        if obj is None or not any(user.has_perm(f"rlaas_django.{verb}_ratelimit") for verb in ("view", "change")):
-            return fieldsets
-        return [*fieldsets, (_("Rate limits"), {"fields": ["rate_limits"]})]
+        may_view = any(user.has_perm(f"rlaas_django.{verb}_ratelimit") for verb in ("view", "change"))
+        usage = [(_("Rate limits"), {"fields": ["rate_limits"]})] if obj is not None and may_view else []
+        return [*super().get_fieldsets(request, obj), *usage]  # type: ignore[misc]
 
     @property
     def media(self) -> forms.Media:

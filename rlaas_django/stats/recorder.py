@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
@@ -76,7 +76,7 @@ class Batch:
     def calls(self) -> Iterator[backend.Call]:
         """Yield one script call per key."""
         for (name, day), counts in self.counts.items():
-            yield counts_call(name, day, counts.items())
+            yield _call("counts", schema.stats_key(name, day), schema.STATS_TTL, 0, *chain(*counts.items()))
         for (name, day), refused in self.refused.items():
             key = schema.refused_key(name, day)
             yield _call("ranks", key, schema.STATS_TTL, schema.MAX_IDENTITIES, *chain(*_highest(refused)))
@@ -86,11 +86,6 @@ class Batch:
             yield _call("levels", key, schema.WATCH_TTL, schema.MAX_IDENTITIES, *chain(*levels))
         for name, lines in self.refusals.items():
             yield _call("lines", schema.refusals_key(name), schema.REFUSALS_TTL, schema.MAX_REFUSALS, *lines)
-
-
-def counts_call(policy: str, day: int, fields: Iterable[tuple[str, int]]) -> backend.Call:
-    """Return the script call that adds to the decisions of a policy on a day."""
-    return _call("counts", schema.stats_key(policy, day), schema.STATS_TTL, 0, *chain(*fields))
 
 
 def _call(what: str, key: str, ttl: int, most: int, *values: Any) -> backend.Call:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from .policy import Policy
@@ -38,7 +38,7 @@ class Decision:
 
     __slots__ = (
         *("allowed", "policy", "limit", "current_count", "remaining", "retry_after", "reset_after", "ttl", "degraded"),
-        *("outcomes", "receipts"),
+        *("read_outcomes", "outcomes", "receipts"),
     )
 
     allowed: bool
@@ -50,8 +50,9 @@ class Decision:
     reset_after: float  # seconds until the quota is whole again
     ttl: int  # seconds: the window size, and for the fixed window what is left of it, rounded up
     degraded: bool  # whether a policy was decided without Redis
-    outcomes: tuple[Outcome, ...]  # the result of each policy
+    outcomes: tuple[Outcome, ...]  # the result of each policy; of a script's reply made when it is first read
     receipts: list[Any]  # what `refund` needs; popped from here, so that it is refunded once
+    read_outcomes: Callable[[], tuple[Outcome, ...]]
 
     def __init__(self, allowed: bool, outcomes: tuple[Outcome, ...], receipts: list[Any] | None = None) -> None:
         self.allowed, self.outcomes, self.receipts = allowed, outcomes, [] if receipts is None else receipts
@@ -59,6 +60,13 @@ class Decision:
         self.policy, _, _, self.limit, self.current_count, self.remaining, wait, self.reset_after, self.ttl, _ = figures
         self.retry_after = 0.0 if allowed else wait
         self.degraded = outcomes[0].degraded if len(outcomes) == 1 else any(each.degraded for each in outcomes)
+
+    def __getattr__(self, name: str) -> Any:
+        """Make the outcomes of a script's reply, which a check without headers never reads."""
+        if name != "outcomes":
+            raise AttributeError(name)
+        self.outcomes = self.read_outcomes()
+        return self.outcomes
 
     @property
     def unavailable(self) -> bool:

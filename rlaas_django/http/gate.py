@@ -58,7 +58,8 @@ class RequestState:
                 refusing.append(outcome)
         self.checked.append((decision, cost))
         self.decision = decision if len(self.checked) == 1 else combine(self.outcomes.values())
-        self.annotate(self.decision)
+        for each in self._requests:
+            each.rate_limit = self.decision
         stats.record(decision, request.method or "", request.path)
         if refusing and log.admits(logging.WARNING):
             _log(request, strictest(refusing), block)

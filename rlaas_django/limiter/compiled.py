@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from .. import backend, conf
@@ -13,7 +14,7 @@ from ..backend.commands import Call, pack, script_call
 from ..backend.scripts import for_algorithms
 from ..conf import Config
 from ..core import clock, process
-from ..core.decision import Decision, Outcome
+from ..core.decision import Decision, Outcome, passes
 from ..core.keys import GLOBAL, EncodedIdentity, Identity, counter_key, identify, is_plain, key_kind, override_key
 from ..core.policy import (
     DEFAULT,
@@ -140,21 +141,37 @@ class Check(NamedTuple):
     def read(self, reply: Any) -> Decision:
         """Return the decision that a script's reply means; UnavailableError when it is no reply of our scripts."""
         policy_set, identities, _, _, charge = self
-        outcomes, allowed, at = [], True, 1
         try:
-            if len(reply) != REPLY_SIZE * len(identities) + 1 or not sum(reply):  # a TypeError unless all are numbers
-                raise ValueError(len(reply))
-            for policy, identity, ttl in zip(policy_set.policies, identities, policy_set.ttls, strict=True):
-                passed, count, remaining, wait, reset_after, limit, _ = reply[at : at + REPLY_SIZE]
-                retry_after = wait / 1000 if wait >= 0 else math.inf
-                ttl = ttl or _left_of_window(policy, reply[0])
-                figures = limit, count, remaining, retry_after, reset_after / 1000, ttl
-                outcomes.append(Outcome(policy, identity, passed == 1, *figures))
-                allowed = allowed and (passed == 1 or policy.shadow)
-                at += REPLY_SIZE
+            if len(identities) > 1:
+                outcomes = self.outcomes(reply)
+                allowed = passes(outcomes)
+                return Decision(allowed, outcomes, [(self, reply)] if allowed and charge else [])
+            now, passed, count, remaining, wait, reset_after, limit, _ = reply
+            decision, policy = Decision.__new__(Decision), policy_set.policies[0]
+            decision.allowed = allowed = passed == 1 or policy.shadow
+            decision.policy, decision.limit = policy, limit
+            decision.current_count, decision.remaining = count, remaining
+            decision.retry_after = 0.0 if allowed else wait / 1000 if wait >= 0 else math.inf
+            decision.reset_after = reset_after / 1000
+            decision.ttl = policy_set.ttls[0] or _left_of_window(policy, now)
+            decision.degraded, decision.receipts = False, [(self, reply)] if allowed and charge else []
+            decision.read_outcomes = partial(self.outcomes, reply)
         except (TypeError, ValueError) as error:
             raise self._unexpected(reply) from error
-        return Decision(allowed, tuple(outcomes), [(self, reply)] if allowed and charge else [])
+        return decision
+
+    def outcomes(self, reply: list[Any]) -> tuple[Outcome, ...]:
+        """Return what a script's reply says of each policy; TypeError or ValueError for any other reply."""
+        outcomes, at, policy_set = [], 1, self.policy_set
+        for policy, identity, ttl in zip(policy_set.policies, self.identities, policy_set.ttls, strict=True):
+            passed, count, remaining, wait, reset_after, limit, _ = reply[at : at + REPLY_SIZE]
+            retry_after, left = wait / 1000 if wait >= 0 else math.inf, ttl or _left_of_window(policy, reply[0])
+            figures = limit, count, remaining, retry_after, reset_after / 1000, left
+            outcomes.append(Outcome(policy, identity, passed == 1, *figures))
+            at += REPLY_SIZE
+        if at != len(reply):
+            raise ValueError(f"{len(reply)} elements")
+        return tuple(outcomes)
 
     def _unexpected(self, reply: Any) -> backend.UnavailableError:
         error = backend.UnavailableError(f"unexpected reply: {reply!r:.100}")

@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 
 from . import backend, conf
+from .conf import Problem
 from .core import registry
 from .core.keys import key_kind
 from .core.policy import DEFAULT, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, Policy, Rate, nearest
@@ -22,106 +23,82 @@ BYTES_PER_ENTRY = 120  # of a ZSET past 128 entries, as MEMORY USAGE counts
 
 @checks.register("caches")
 def check_settings(**_: Any) -> list[checks.CheckMessage]:
-    problems: list[conf.Problem] = []
+    problems: list[Problem] = []
     config = conf.read(conf.raw(), problems)
     if config is not None:
-        problems += [
-            *_cache(config.cache),
-            *_large_logs(config),
-            *_keys(config),
-            *_all_proxies(config),
-            *_middleware_order(config),
-            *_decorated_views(config),
-        ]
+        for check in (_cache, _policies, _all_proxies, _middleware_order, _decorated_views):
+            problems += check(config)
     return [_message(problem) for problem in problems]
 
 
 @checks.register("security", deploy=True)
 def check_proxies(**_: Any) -> list[checks.CheckMessage]:
     value = conf.raw() or {}
-    if isinstance(value, dict) and value.get("TRUSTED_PROXIES") is None:
-        return [
-            _message(
-                conf.Problem(
-                    "W004",
-                    "RATE_LIMITER['TRUSTED_PROXIES'] is not set. Behind a proxy all clients would share its address, "
-                    "and behind a unix socket they would have none.",
-                    'List the proxies, such as ["10.0.0.0/8"] or ["unix"]; [] says that clients connect directly.',
-                )
-            )
-        ]
-    return []
+    if not isinstance(value, dict) or value.get("TRUSTED_PROXIES") is not None:
+        return []
+    problem = Problem(
+        "W004",
+        "RATE_LIMITER['TRUSTED_PROXIES'] is not set. Behind a proxy all clients would share its address, "
+        "and behind a unix socket they would have none.",
+        'List the proxies, such as ["10.0.0.0/8"] or ["unix"]; [] says that clients connect directly.',
+    )
+    return [_message(problem)]
 
 
-def _message(problem: conf.Problem) -> checks.CheckMessage:
+def _message(problem: Problem) -> checks.CheckMessage:
     kind = checks.Error if problem.id.startswith("E") else checks.Warning
     return kind(problem.message, hint=problem.hint, id=f"rlaas_django.{problem.id}")
 
 
-def _cache(alias: str) -> Iterator[conf.Problem]:
+def _cache(config: conf.Config) -> Iterator[Problem]:
+    alias = config.cache
     try:
         entry = conf.cache_entry(alias)
     except ImproperlyConfigured as error:
-        yield conf.Problem("E005", str(error))
+        yield Problem("E005", str(error))
         return
     try:
         options = backend.connection_options(alias)
     except Exception as error:  # noqa: BLE001  (whatever a cache backend raises when it cannot be made)
-        yield conf.Problem("E007", f"RATE_LIMITER['CACHE'] should name a cache on Redis; {alias!r} is not: {error}")
+        yield Problem("E007", f"RATE_LIMITER['CACHE'] should name a cache on Redis; {alias!r} is not: {error}")
         return
     if options.get("socket_timeout") is None and "server" not in options:
-        yield conf.Problem(
+        names = ("socket_timeout", "socket_connect_timeout")
+        if str(entry.get("BACKEND", "")).startswith("django_redis"):
+            names = ("SOCKET_TIMEOUT", "SOCKET_CONNECT_TIMEOUT")
+        yield Problem(
             "W001",
             f"CACHES[{alias!r}] sets no socket timeout. The limiter has its own, RATE_LIMITER['TIMEOUT']; but while "
             "Redis hangs, whatever else uses this cache waits for redis-py's default: 5 seconds since redis-py 8, for "
             "ever before.",
-            _timeout_hint(entry),
+            f"Set OPTIONS[{names[0]!r}] and OPTIONS[{names[1]!r}], to 0.25 seconds say.",
         )
 
 
-def _timeout_hint(entry: dict[str, Any]) -> str:
-    if str(entry.get("BACKEND", "")).startswith("django_redis"):
-        return "Set OPTIONS['SOCKET_TIMEOUT'] and OPTIONS['SOCKET_CONNECT_TIMEOUT'], to 0.25 seconds say."
-    return "Set OPTIONS['socket_timeout'] and OPTIONS['socket_connect_timeout'], to 0.25 seconds say."
-
-
-def _large_logs(config: conf.Config) -> Iterator[conf.Problem]:
+def _policies(config: conf.Config) -> Iterator[Problem]:
     for policy in config.policies.values():
         algo = policy.algo or config.algo
         if algo == SLIDING_WINDOW and isinstance(policy.rate, Rate) and policy.rate.limit >= LARGE_LOG:
-            megabytes = policy.rate.limit * BYTES_PER_ENTRY
-            yield conf.Problem(
+            yield Problem(
                 "W002",
                 f"Policy {policy.name!r} keeps up to {policy.rate.limit} entries per identity in a ZSET: "
-                f"about {megabytes:,} MB per million users.",
+                f"about {policy.rate.limit * BYTES_PER_ENTRY:,} MB per million users.",
                 f"{SLIDING_WINDOW_COMPACT!r} gives the same verdicts in a sixtieth of the memory.",
             )
-
-
-def _keys(config: conf.Config) -> Iterator[conf.Problem]:
-    """A dotted path is imported here rather than by the first request."""
-    for policy in config.policies.values():
-        if key_kind(policy.key) != "key":
-            continue
-        try:
-            found = key_function(policy.key)
+        try:  # a dotted path is imported here rather than by the first request
+            if key_kind(policy.key) == "key" and not callable(key_function(policy.key)):
+                yield Problem("E011", f"Policy {policy.name!r}: its key {policy.key!r} is not a callable.")
         except ImportError as error:
-            yield conf.Problem("E011", f"Policy {policy.name!r}: its key {policy.key!r} cannot be imported: {error}")
-        else:
-            if not callable(found):
-                yield conf.Problem("E011", f"Policy {policy.name!r}: its key {policy.key!r} is not a callable.")
+            yield Problem("E011", f"Policy {policy.name!r}: its key {policy.key!r} cannot be imported: {error}")
 
 
-def _all_proxies(config: conf.Config) -> Iterator[conf.Problem]:
+def _all_proxies(config: conf.Config) -> Iterator[Problem]:
     if any(not isinstance(network, str) and network.prefixlen == 0 for network in config.proxies):
-        yield conf.Problem(
-            "W003",
-            "RATE_LIMITER['TRUSTED_PROXIES'] covers every address: any client can pretend to be any other.",
-            "List only your proxies' own addresses.",
-        )
+        message = "RATE_LIMITER['TRUSTED_PROXIES'] covers every address: any client can pretend to be any other."
+        yield Problem("W003", message, "List only your proxies' own addresses.")
 
 
-def _middleware_order(config: conf.Config) -> Iterator[conf.Problem]:
+def _middleware_order(config: conf.Config) -> Iterator[Problem]:
     names = conf.middleware()
     ours, users = "rlaas_django.middleware.RateLimitMiddleware", "AuthenticationMiddleware"
     if ours not in names:
@@ -131,37 +108,29 @@ def _middleware_order(config: conf.Config) -> Iterator[conf.Problem]:
         ruled.add(DEFAULT)
     by_user = sorted(name for name in ruled if config.policies[name].key in ("user", "user_or_ip"))
     if by_user and any(name.endswith(users) for name in names[names.index(ours) :]):
-        yield conf.Problem(
-            "W005",
-            f"RateLimitMiddleware comes before {users}, so users count by address under "
-            f"{', '.join(map(repr, by_user))}.",
-            f"Put it below django.contrib.auth.middleware.{users} in MIDDLEWARE.",
-        )
+        listed = ", ".join(map(repr, by_user))
+        message = f"RateLimitMiddleware comes before {users}, so users count by address under {listed}."
+        yield Problem("W005", message, f"Put it below django.contrib.auth.middleware.{users} in MIDDLEWARE.")
 
 
-def _decorated_views(config: conf.Config) -> Iterator[conf.Problem]:
+def _decorated_views(config: conf.Config) -> Iterator[Problem]:
     """Views are looked at once the URLs have imported them."""
     with contextlib.suppress(Exception):  # Django's own checks tell what is wrong with the URLs
         _ = get_resolver().url_patterns
     defined: dict[str, Policy] = dict(config.policies)
-    for view, policy in sorted(_used_policies(), key=lambda use: (use[0], str(use[1]))):
+    uses = [(limits.name, policy) for limits in registry.limits_in_use() for policy in limits.policies]
+    for view, policy in sorted(uses, key=lambda use: (use[0], str(use[1]))):
         if isinstance(policy, Policy):
             if defined.setdefault(policy.name, policy) != policy:
-                yield conf.Problem(
+                yield Problem(
                     "E012",
                     f"{view} defines policy {policy.name!r}, which is defined otherwise elsewhere; "
                     "a policy's name is its counter.",
                     "Give one of them another name, or another group.",
                 )
         elif policy not in config.policies:
-            yield conf.Problem(
+            yield Problem(
                 "E013",
                 f"{view} is limited by policy {policy!r}, which RATE_LIMITER['POLICIES'] does not have"
                 f"{nearest(policy, config.policies)}",
             )
-
-
-def _used_policies() -> Iterator[tuple[str, str | Policy]]:
-    for limits in registry.limits_in_use():
-        for policy in limits.policies:
-            yield limits.name, policy

@@ -6,7 +6,7 @@ import ipaddress
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -43,12 +43,6 @@ DEFAULTS: dict[str, Any] = {
     "LOG_LINES_PER_SECOND": 10,
 }
 POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow")
-_BOUNDS = {
-    "IPV6_PREFIX": (1, 128),
-    "LOG_LINES_PER_SECOND": (0, 1_000_000),
-    "LOCAL_SHARE": (1, 1_000_000),
-    "LOCAL_IDENTITIES": (1, 10_000_000),
-}
 HEADER_FAMILIES = ("RateLimit", "X-RateLimit")
 REDIS_BACKENDS = "django_redis.cache.RedisCache or django.core.cache.backends.redis.RedisCache"
 PROXY_HEADERS = {
@@ -57,6 +51,28 @@ PROXY_HEADERS = {
     "Forwarded": ("HTTP_FORWARDED",),
 }
 UNIX = "unix"  # in TRUSTED_PROXIES: a client of a unix socket, which has no address, is a proxy
+
+
+def _whole_number(least: int, most: int) -> tuple[Callable[[Any], bool], str]:
+    return lambda value: type(value) is int and least <= value <= most, f"be {least} to {most}"
+
+
+_BOOLEAN = (lambda value: type(value) is bool), "be True or False"
+_ACCEPTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "ENABLED": _BOOLEAN,
+    "LOCAL_REFUSALS": _BOOLEAN,
+    "IPV6_PREFIX": _whole_number(1, 128),
+    "LOG_LINES_PER_SECOND": _whole_number(0, 1_000_000),
+    "LOCAL_SHARE": _whole_number(1, 1_000_000),
+    "LOCAL_IDENTITIES": _whole_number(1, 10_000_000),
+    "TIMEOUT": (lambda value: type(value) in (int, float) and 0.001 <= value <= 60, "be 0.001 to 60 seconds"),
+    "CACHE": (lambda value: isinstance(value, str), "be text"),
+    "PROXY_HEADER": (lambda value: value in [*PROXY_HEADERS], "be 'X-Forwarded-For', 'Forwarded' or None"),
+    "HEADERS": (
+        lambda value: isinstance(value, (list, tuple)) and all(family in HEADER_FAMILIES for family in value),
+        f"list some of {list(HEADER_FAMILIES)}",
+    ),
+}
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -94,12 +110,9 @@ class Config:
     pid: int = field(default_factory=os.getpid, repr=False, compare=False)
 
     def policy(self, name: str) -> Policy:
-        try:
+        if name in self.policies:
             return self.policies[name]
-        except KeyError:
-            raise ImproperlyConfigured(
-                f"RATE_LIMITER['POLICIES'] has no policy {name!r}{nearest(name, self.policies)}"
-            ) from None
+        raise ImproperlyConfigured(f"RATE_LIMITER['POLICIES'] has no policy {name!r}{nearest(name, self.policies)}")
 
 
 def raw() -> Any:
@@ -109,13 +122,10 @@ def raw() -> Any:
 
 def cache_entry(alias: str) -> dict[str, Any]:
     """Return the entry of CACHES for an alias."""
-    try:
-        entry: dict[str, Any] = settings.CACHES[alias]
-    except KeyError:
-        raise ImproperlyConfigured(
-            f"RATE_LIMITER['CACHE'] should name an alias in CACHES, not {alias!r}{nearest(alias, settings.CACHES)}"
-        ) from None
-    return entry
+    if alias not in settings.CACHES:
+        hint = nearest(alias, settings.CACHES)
+        raise ImproperlyConfigured(f"RATE_LIMITER['CACHE'] should name an alias in CACHES, not {alias!r}{hint}")
+    return dict(settings.CACHES[alias])
 
 
 def secret() -> bytes:
@@ -127,24 +137,20 @@ def middleware() -> list[str]:
     return [*settings.MIDDLEWARE]
 
 
+_lock = threading.Lock()
+_latest: Config | None = None
+
+
 @cache
 def config() -> Config:
     """Return the settings in force."""
-    with _lock:  # of threads that come together, all get the same
-        return _latest or _load()
-
-
-def _load() -> Config:
     global _latest
     problems: list[Problem] = []
-    _latest = read(raw(), problems)
-    if _latest is None:
-        raise ImproperlyConfigured(" ".join(problem.message for problem in problems))
-    return _latest
-
-
-_lock = threading.Lock()
-_latest: Config | None = None
+    with _lock:  # of threads that come together, all get the same
+        _latest = _latest or read(raw(), problems)
+        if _latest is None:
+            raise ImproperlyConfigured(" ".join(problem.message for problem in problems))
+        return _latest
 
 
 @receiver(setting_changed)
@@ -180,9 +186,16 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
     if not isinstance(value, Mapping):
         problems.append(Problem("E001", f"RATE_LIMITER should be a dict, not {value!r}."))
         return None
-    problems += _unknown_keys(value)
+    keys = f"The keys are {', '.join(DEFAULTS)}."
+    unknown = [key for key in value if key not in DEFAULTS]
+    problems += [Problem("E001", f"RATE_LIMITER has no key {key!r}{nearest(key, DEFAULTS)}", keys) for key in unknown]
     options = {**DEFAULTS, **value}
-    problems += _wrong_values(options)
+    if options["USE_ALGO"] not in ALGORITHMS:
+        problems.append(Problem("E002", f"RATE_LIMITER['USE_ALGO']: {unknown_algorithm(options['USE_ALGO'])}"))
+    for key, (is_valid, expected) in _ACCEPTED.items():
+        if not is_valid(options[key]):
+            message = f"RATE_LIMITER[{key!r}] should {expected}, not {shown(options[key])}."
+            problems.append(Problem("E006", message))
     policies = dict(_policies(options, problems))
     rules = tuple(_rules(options["MIDDLEWARE"], policies, problems))
     proxies = tuple(_proxies(options["TRUSTED_PROXIES"], problems))
@@ -206,42 +219,6 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
         response=response,
         log_lines=options["LOG_LINES_PER_SECOND"],
     )
-
-
-def _unknown_keys(value: Mapping[str, Any]) -> Iterator[Problem]:
-    for key in value:
-        if key not in DEFAULTS:
-            yield Problem(
-                "E001",
-                f"RATE_LIMITER has no key {key!r}{nearest(key, DEFAULTS)}",
-                f"The keys are {', '.join(DEFAULTS)}.",
-            )
-
-
-def _wrong_values(options: Mapping[str, Any]) -> Iterator[Problem]:
-    if options["USE_ALGO"] not in ALGORITHMS:
-        yield Problem("E002", f"RATE_LIMITER['USE_ALGO']: {unknown_algorithm(options['USE_ALGO'])}")
-    for key in ("ENABLED", "LOCAL_REFUSALS"):
-        if type(options[key]) is not bool:
-            yield Problem("E006", f"RATE_LIMITER[{key!r}] should be True or False, not {shown(options[key])}.")
-    for key, (least, most) in _BOUNDS.items():
-        number = options[key]
-        if type(number) is not int or not least <= number <= most:
-            yield Problem("E006", f"RATE_LIMITER[{key!r}] should be {least} to {most}, not {shown(number)}.")
-    timeout = options["TIMEOUT"]
-    if type(timeout) not in (int, float) or not 0.001 <= timeout <= 60:
-        yield Problem("E006", f"RATE_LIMITER['TIMEOUT'] should be 0.001 to 60 seconds, not {shown(timeout)}.")
-    if not isinstance(options["CACHE"], str):
-        yield Problem("E006", f"RATE_LIMITER['CACHE'] should be text, not {options['CACHE']!r}.")
-    if options["PROXY_HEADER"] not in [*PROXY_HEADERS]:
-        yield Problem(
-            "E006",
-            "RATE_LIMITER['PROXY_HEADER'] should be 'X-Forwarded-For', 'Forwarded' or None, "
-            f"not {options['PROXY_HEADER']!r}.",
-        )
-    families = options["HEADERS"]
-    if not isinstance(families, (list, tuple)) or not all(family in HEADER_FAMILIES for family in families):
-        yield Problem("E006", f"RATE_LIMITER['HEADERS'] should list some of {list(HEADER_FAMILIES)}, not {families!r}.")
 
 
 def _policies(options: Mapping[str, Any], problems: list[Problem]) -> Iterator[tuple[str, Policy]]:
@@ -289,13 +266,9 @@ def _proxies(networks: Any, problems: list[Problem]) -> Iterator[Network | str]:
         try:
             yield UNIX if network == UNIX else ipaddress.ip_network(network, strict=False)
         except ValueError:
-            problems.append(
-                Problem(
-                    "E009",
-                    f"RATE_LIMITER['TRUSTED_PROXIES']: {network!r} is not an address or network.",
-                    'Write addresses or networks such as "10.0.0.0/8", or "unix" for a server behind a unix socket.',
-                )
-            )
+            message = f"RATE_LIMITER['TRUSTED_PROXIES']: {network!r} is not an address or network."
+            hint = 'Write addresses or networks such as "10.0.0.0/8", or "unix" for a server behind a unix socket.'
+            problems.append(Problem("E009", message, hint))
 
 
 def _imported(key: str, value: Any, problems: list[Problem]) -> Any:

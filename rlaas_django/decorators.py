@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,6 +22,7 @@ from .http.responses import Respond
 from .http.view_names import owner_of, policy_name, view_name
 
 View = Callable[..., Any]
+Options = dict[str, Any]
 
 
 def rate_limit(
@@ -61,14 +63,7 @@ def rate_limit(
     return RateLimit(limits, options, group, applied)
 
 
-_DEFAULTS = {
-    "cost": 1,
-    "methods": None,
-    "block": True,
-    "response": None,
-    "charge_when": None,
-    "charge_on_error": True,
-}
+_DEFAULTS = {"cost": 1, "methods": None, "block": True, "response": None, "charge_when": None, "charge_on_error": True}
 
 
 def _bare(function: View) -> View:
@@ -92,9 +87,7 @@ def _bare(function: View) -> View:
 class RateLimit:
     """`@rate_limit(...)` with its arguments parsed, so that a typo fails at import."""
 
-    def __init__(
-        self, rates: tuple[Any, ...], options: dict[str, Any], group: str | None, applied: dict[str, Any]
-    ) -> None:
+    def __init__(self, rates: tuple[Any, ...], options: Options, group: str | None, applied: Options) -> None:
         self.rates = tuple(map(_parse, rates)) or (DEFAULT,)
         self.options, self.group, self.applied = options, group, applied
         cost = applied["cost"]
@@ -103,8 +96,8 @@ class RateLimit:
         if iscoroutinefunction(cost):
             raise PolicyError(f"The cost {cost!r} is an async function; write a plain one.")
         self.views: dict[str, Limits] = {}  # by name
-        named = [rate for rate in self.rates if isinstance(rate, (str, Policy))]
-        if (options or group) and len(named) == len(self.rates):
+        self.named = tuple(rate for rate in self.rates if isinstance(rate, (str, Policy)))
+        if (options or group) and self.named == self.rates:
             words = ", ".join([*options, *(["group"] if group else [])])
             raise PolicyError(f'{words}: these describe a rate, and there is none; write rate_limit("5/m", ...).')
         self._policies(group or "view")
@@ -112,10 +105,7 @@ class RateLimit:
 
     def __call__(self, view: Any) -> Any:
         limits = self.limits_for(view)
-        if isinstance(view, type):
-            limited: Any = _limited_class(view, limits)
-        else:
-            limited = _limited_function(view, limits)
+        limited: Any = _limited_class(view, limits) if isinstance(view, type) else _limited_function(view, limits)
         # For the system checks, in use as long as the view is; and for the next decorator on the same view.
         limited.rate_limited_by = (*getattr(view, "rate_limited_by", ()), self)
         return limited
@@ -125,8 +115,7 @@ class RateLimit:
         if self.views:
             return [LimitsInUse(name, limits.policies) for name, limits in self.views.items()]
         # method_decorator shows the view with its first request.
-        named = tuple(rate for rate in self.rates if isinstance(rate, (str, Policy)))
-        return [LimitsInUse("A method", named)] if named else []
+        return [LimitsInUse("A method", self.named)] if self.named else []
 
     def limits_for(self, view: Any) -> Limits:
         """Return the limits of a view; they are kept, because method_decorator decorates anew for each request."""
@@ -143,25 +132,22 @@ class RateLimit:
         if self.group:
             return self._policies(self.group)
         below = [limits for each in getattr(view, "rate_limited_by", ()) for limits in each.views.values()]
-        taken = {str(policy) for limits in below for policy in limits.policies if isinstance(policy, Policy)}
-        policies, number = self._policies(name), 1
-        while any(
-            isinstance(policy, Policy) and policy.name in taken for policy in policies if policy not in self.rates
-        ):
-            number += 1
-            policies = self._policies(f"{name}-{number}")
+        taken = {policy.name for limits in below for policy in limits.policies if isinstance(policy, Policy)}
+        for number in itertools.count(1):
+            policies = self._policies(name if number == 1 else f"{name}-{number}")
+            if taken.isdisjoint(str(policy) for policy in policies if policy not in self.named):
+                break
         return policies
 
     def _policies(self, name: str) -> tuple[str | Policy, ...]:
         """Return the policies; rates are named after the view, and of several each has its window in the name."""
         rates = [rate for rate in self.rates if not isinstance(rate, (str, Policy))]
-        policies: list[str | Policy] = []
-        for rate in self.rates:
-            if isinstance(rate, (str, Policy)):
-                policies.append(rate)
-                continue
-            ending = "" if len(rates) == 1 else f"-{_ending(rate, rates)}"
-            policies.append(Policy(policy_name(name, ending), rate, **self.options))
+        policies = list(self.rates)
+        for i, rate in enumerate(self.rates):
+            if rate in rates:
+                ending = f"{rate.window}s" if isinstance(rate, Rate) else str(rates.index(rate) + 1)
+                unique = policy_name(name, f"-{ending}" if len(rates) > 1 else "")
+                policies[i] = Policy(unique, rate, **self.options)
         if len({str(policy) for policy in policies}) < len(policies):
             listed = ", ".join(map(str, self.rates))
             raise PolicyError(f"{listed}: two of these are the same policy, or two rates over the same window.")
@@ -172,20 +158,11 @@ def _parse(limit: Any) -> Any:
     """Return the name of a policy, a policy, a rate, or a function that returns one."""
     if isinstance(limit, Policy) or callable(limit):
         return limit
-    if isinstance(limit, str) and "/" not in limit:
-        if NAME.fullmatch(limit):
-            return limit
-        raise PolicyError(f"{limit!r} is neither a rate nor the name of a policy; {RATE_FORMS}.")
-    return Rate.parse(limit)
-
-
-def _ending(limit: Rate | RateFunction, rates: list[Any]) -> str:
-    return f"{limit.window}s" if isinstance(limit, Rate) else str(rates.index(limit) + 1)
-
-
-def _is_async_dispatch(view: Any) -> bool:
-    """Return whether a class-based view is async: its dispatch is no coroutine function even then."""
-    return bool(getattr(owner_of(view)[0], "view_is_async", False))
+    if not isinstance(limit, str) or "/" in limit:
+        return Rate.parse(limit)
+    if NAME.fullmatch(limit):
+        return limit
+    raise PolicyError(f"{limit!r} is neither a rate nor the name of a policy; {RATE_FORMS}.")
 
 
 def _limited_function(view: View, limits: Limits) -> View:
@@ -195,7 +172,8 @@ def _limited_function(view: View, limits: Limits) -> View:
         async def limited(*args: Any, **kwargs: Any) -> Any:
             return await aenter(limits, _request(args, kwargs), view, *args, **kwargs)
     else:
-        run: Any = aenter if _is_async_dispatch(view) else enter
+        # The dispatch of an async class-based view is no coroutine function.
+        run: Any = aenter if getattr(owner_of(view)[0], "view_is_async", False) else enter
 
         @functools.wraps(view)
         def limited(*args: Any, **kwargs: Any) -> Any:
@@ -219,11 +197,9 @@ def _limited_class(view: type, limits: Limits) -> type:
     return view
 
 
-def _request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest:
+def _request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the request among a view's arguments, or a method's."""
-    for each in args[:2]:
+    for each in (*args[:2], kwargs.get("request")):
         if hasattr(each, "META"):
-            return each  # type: ignore[no-any-return]
-    if hasattr(request := kwargs.get("request"), "META"):
-        return request  # type: ignore[return-value]
+            return each
     raise TypeError("@rate_limit is for views: there is no request among the arguments.")

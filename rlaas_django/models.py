@@ -24,7 +24,7 @@ class RateLimit(models.Model):
         verbose_name_plural = _("rate limits")
 
     def __str__(self) -> str:
-        return str(self._meta.verbose_name)
+        return str(self.pk or self._meta.verbose_name)  # an identity, in the admin log
 
 
 class OverrideQuerySet(models.QuerySet["Override"]):
@@ -75,20 +75,18 @@ class Override(models.Model):
     @classmethod
     def set(cls, identity: str, policy: str, kind: str, until: datetime, *, by: object, **fields: Any) -> Override:
         """Create an override, and end the one that the identity has under the same policy."""
+        override = cls(identity=identity, policy=policy, kind=kind, until=until, created_by=str(by), **fields)
         try:
-            return cls._replace(identity, policy, kind, until, by=by, **fields)
+            override._replace(by)
         except IntegrityError:  # another operator was faster; end that override too
-            return cls._replace(identity, policy, kind, until, by=by, **fields)
-
-    @classmethod
-    def _replace(cls, identity: str, policy: str, kind: str, until: datetime, *, by: object, **fields: Any) -> Override:
-        with transaction.atomic():
-            cls._end(cls.objects.filter(identity=identity, policy=policy), by)
-            override = cls.objects.create(
-                identity=identity, policy=policy, kind=kind, until=until, created_by=str(by), **fields
-            )
-            cls._publish_now_and_on_commit(identity)
+            override._replace(by)
         return override
+
+    def _replace(self, by: object) -> None:
+        with transaction.atomic():
+            self._end(Override.objects.filter(identity=self.identity, policy=self.policy), by)
+            self.save(force_insert=True)
+            self._publish_now_and_on_commit()
 
     def is_active(self, at: datetime | None = None) -> bool:
         """Return whether the override applies at a time, by default now."""
@@ -98,36 +96,29 @@ class Override(models.Model):
     def end(self, by: object) -> None:
         """End the override now."""
         with transaction.atomic():
-            self._end(type(self).objects.filter(pk=self.pk), by)
-            self._publish_now_and_on_commit(self.identity)
+            self._end(Override.objects.filter(pk=self.pk), by)
+            self._publish_now_and_on_commit()
 
     @staticmethod
     def _end(overrides: models.QuerySet[Override], by: object) -> None:
         overrides.filter(ended_at=None).update(ended_at=timezone.now(), ended_by=str(by))
 
-    @classmethod
-    def _publish_now_and_on_commit(cls, identity: str) -> None:
+    def _publish_now_and_on_commit(self) -> None:
         """Publish twice: now, so that an unavailable Redis rolls back; on commit, to see concurrent changes."""
-        cls.publish(identity)
-        transaction.on_commit(partial(cls.publish, identity), robust=True)
+        self.publish(self.identity)
+        transaction.on_commit(partial(self.publish, self.identity), robust=True)
 
     @classmethod
     def publish(cls, identity: str) -> None:
         """Write the active overrides of an identity to Redis, again if they change meanwhile."""
         written = None
         while (current := list(cls.objects.active().filter(identity=identity))) != written:
-            overrides.publish(identity, [override.published() for override in current])
+            overrides.publish(identity, [override._published() for override in current])
             written = current
 
-    def published(self) -> overrides.Override:
-        """Return the override in the form that is written to Redis."""
-        return overrides.Override(
-            self.identity,
-            self.policy or overrides.EVERY_POLICY,
-            self.kind,
-            int(self.until.timestamp() * 1000),
-            self.limit,
-        )
+    def _published(self) -> overrides.Override:
+        policy, until = self.policy or overrides.EVERY_POLICY, int(self.until.timestamp() * 1000)
+        return overrides.Override(self.identity, policy, self.kind, until, self.limit)
 
     @classmethod
     def restore(cls) -> int:

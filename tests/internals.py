@@ -124,7 +124,7 @@ __all__ = [
 DEFAULTS = conf.DEFAULTS
 escape_for_log = log.escaped
 header_module = responses  # the one that names headers
-reset_statistics = recorder.state.reset
+reset_statistics = recorder.pending.clear
 TOPOLOGY_THREAD = "rlaas_django topology"
 
 

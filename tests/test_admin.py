@@ -13,14 +13,13 @@ from django.contrib.auth.models import Permission, User
 from django.http import HttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import reverse
-from rlaas_django.identity import identify
-from rlaas_django.policy import ALGORITHMS
 
 from rlaas_django import Policy, check, peek, rate_limit
 from rlaas_django.admin import panel
 from rlaas_django.models import Override
 from rlaas_django.stats import background, recorder
 from tests import urls  # noqa: F401  (its view is known to the panel as soon as it is imported)
+from tests.internals import ALGORITHMS, identify
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.urls")]
 
@@ -41,7 +40,7 @@ def _middleware(settings):
         "django.contrib.auth.middleware.AuthenticationMiddleware",
         "django.contrib.messages.middleware.MessageMiddleware",
     ]
-    recorder.state.reset()
+    recorder.pending.clear()
 
 
 @pytest.fixture
@@ -340,7 +339,7 @@ class TestRefusals:
 
     def test_csv_export_is_filtered_too(self, admin_client, alice):
         response = admin_client.get(url("refusals_csv", policy="page"))
-        lines = list(csv.reader(b"".join(response.streaming_content).decode().splitlines()))
+        lines = list(csv.reader(response.content.decode().splitlines()))
         assert lines[0][:4] == ["time", "policy", "identity", "method"]
         assert [line[1:5] for line in lines[1:]] == [["page", str(alice.pk), "GET", "/page/"]] * 2
 
@@ -359,7 +358,7 @@ def test_csv_cells_are_no_formulas_for_a_spreadsheet(admin_client, configure, pa
         view(request)
     background.run(20)
     response = admin_client.get(url("refusals_csv", policy="csv"))
-    lines = list(csv.reader(b"".join(response.streaming_content).decode().splitlines()))
+    lines = list(csv.reader(response.content.decode().splitlines()))
     assert lines[1][4] == f"'{path}"
 
 

@@ -11,11 +11,11 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError
 from django.test import override_settings
 from django.utils import timezone
-from rlaas_django.overrides import BLOCK, EVERY_POLICY, EXEMPT, LIMIT
-from rlaas_django.policy import ALGORITHMS, TOKEN_BUCKET
 
-from rlaas_django import Policy, acheck, check, overrides, peek, refund
-from rlaas_django.limiter import give_back
+from rlaas_django import Policy, acheck, check, peek, refund
+from rlaas_django.core.policy import ALGORITHMS, TOKEN_BUCKET
+from rlaas_django.limiter import overrides, refund_units
+from rlaas_django.limiter.overrides import BLOCK, EVERY_POLICY, EXEMPT, LIMIT
 from rlaas_django.models import Override
 from rlaas_django.stats import background
 
@@ -84,7 +84,7 @@ def test_an_expired_override_hides_no_other(server, clock):
     assert not check("alice", Policy("p", "5/m")).allowed
 
 
-@pytest.mark.parametrize("back", [lambda policy, decision: refund(decision), lambda p, d: give_back("alice", p, 1)])
+@pytest.mark.parametrize("back", [lambda policy, decision: refund(decision), lambda p, d: refund_units("alice", p, 1)])
 def test_a_refund_to_a_bucket_with_a_custom_limit_is_bounded_by_its_usage(server, back, clock):
     policy = Policy("p", "600/m", algo=TOKEN_BUCKET)
     override(LIMIT, limit=10, now=clock.ms)
@@ -117,7 +117,7 @@ def test_a_refund_is_bounded_by_the_usage(server, algo, amount, clock):
         check("alice", policy)
         clock.tick(10)
     counted = peek("alice", policy).current_count
-    assert give_back("alice", policy, amount) == min(amount, counted)
+    assert refund_units("alice", policy, amount) == min(amount, counted)
     assert peek("alice", policy).current_count == max(0, counted - amount)
 
 
@@ -127,7 +127,7 @@ def test_a_refund_takes_the_newest_units_first(server, clock):
         for _ in range(3):
             check("alice", policy)
             clock.tick(10_000)
-        give_back("alice", policy, 2)
+        refund_units("alice", policy, 2)
         assert peek("alice", policy).reset_after == 30.0
         clock.tick(60_000)
 
@@ -178,7 +178,7 @@ class TestModel:
         assert check("alice").limit == 5
         monkeypatch.setattr(background.state, "next_restore", 0.0)
         background.run(20)
-        assert client.exists(overrides.COMPLETE)
+        assert client.exists(overrides.MARKER)
         assert check("alice").limit == 2
 
     def test_the_command_restores_overrides(self, client):

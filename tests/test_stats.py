@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import threading
 import time
+from collections import deque
 
 import pytest
 from django.http import HttpResponse
@@ -23,9 +24,9 @@ GONE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "red
 def _nothing_recorded(request):
     """Start with nothing pending; the thread is paused unless a test is about it: it would flush in the middle."""
     with contextlib.nullcontext() if "background" in request.keywords else background.paused():
-        recorder.state.reset()
+        recorder.pending.clear()
         yield
-        recorder.state.reset()
+        recorder.pending.clear()
 
 
 @pytest.fixture
@@ -91,8 +92,7 @@ class TestFlush:
         assert not client.exists(schema.stats_key("p", int(time.time()) // schema.DAY))
 
     def test_the_oldest_decisions_are_dropped_beyond_a_bound(self, monkeypatch):
-        monkeypatch.setattr(recorder, "MAX_PENDING", 3)
-        recorder.state.reset()
+        monkeypatch.setattr(recorder, "pending", deque(maxlen=3))
         send(Policy("p", "100/m", key="ip"), 5)
         recorder.flush()
         assert last_minutes("p").allowed == 3

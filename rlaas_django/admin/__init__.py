@@ -8,8 +8,7 @@ from __future__ import annotations
 from django.contrib import admin
 
 from ..models import RateLimit
-from .mixins import RateLimitsOfUser
-from .site import RateLimitAdmin
+from .site import RateLimitAdmin, RateLimitsOfUser
 
 __all__ = ["RateLimitAdmin", "RateLimitsOfUser"]
 

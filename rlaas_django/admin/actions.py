@@ -1,4 +1,4 @@
-"""What an operator can do to an identity: the form, the question to confirm, the action, and its log entry."""
+"""What an operator can do to an identity: the form, the question to confirm, and the action."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from django import forms
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.contenttypes.models import ContentType
+from django.core.validators import RegexValidator
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -16,10 +15,9 @@ from .. import limiter
 from ..core.keys import EncodedIdentity
 from ..core.policy import Policy, PolicyError, Rate
 from ..limiter import overrides
-from ..models import Override, RateLimit
+from ..models import Override
 from . import panel
-from .formats import grouped
-from .identities import describe_one, is_encoded
+from .text import ENCODED, describe, grouped
 
 DEFAULT_HOURS = 24
 
@@ -43,7 +41,8 @@ class ActionForm(forms.Form):
         (8760, gettext_lazy("1 year")),
     )
 
-    identity = forms.CharField(max_length=200, widget=forms.HiddenInput)
+    is_encoded = RegexValidator(ENCODED, gettext_lazy("Enter a valid identity."))
+    identity = forms.CharField(max_length=200, widget=forms.HiddenInput, validators=[is_encoded])
     action = forms.ChoiceField(choices=ACTIONS, initial=RESET, widget=forms.RadioSelect, label=gettext_lazy("Action"))
     policy = forms.ChoiceField(required=False, label=gettext_lazy("Policy"))
     amount = forms.IntegerField(min_value=1, required=False, label=gettext_lazy("Units or custom limit"))
@@ -59,13 +58,6 @@ class ActionForm(forms.Form):
         field: Any = self.fields["policy"]
         field.choices = [("", _("All policies")), *((name, name) for name in sorted(policies))]
 
-    def clean_identity(self) -> str:
-        """Require an encoded identity."""
-        identity: str = self.cleaned_data["identity"]
-        if not is_encoded(identity):
-            raise forms.ValidationError(_("Enter a valid identity."))
-        return identity
-
     def clean(self) -> dict[str, Any]:
         """Require the fields that the action needs."""
         data = super().clean() or {}
@@ -76,18 +68,19 @@ class ActionForm(forms.Form):
             data["hours"] = data.get("hours") or DEFAULT_HOURS
             if not data.get("reason"):
                 self.add_error("reason", _("Enter a reason."))
-        if action == overrides.LIMIT and data.get("amount"):
-            self._clean_custom_limit(data)
+        if action == overrides.LIMIT and (limit := data.get("amount")):
+            try:  # whether the chosen policies can have this limit with their windows
+                for name in [data["policy"]] if data.get("policy") else self.policies:
+                    Rate(limit, self.policies[name].window)
+            except PolicyError as error:
+                self.add_error("amount", str(error))
         return data
 
-    def _clean_custom_limit(self, data: dict[str, Any]) -> None:
-        """Require a limit that the chosen policies can have with their windows."""
-        for name in [data["policy"]] if data.get("policy") else self.policies:
-            try:
-                Rate(data["amount"], self.policies[name].window)
-            except PolicyError as error:
-                self.add_error("amount", str(error))  # removes the amount from the data, so stop here
-                return
+    def chosen_policies(self) -> list[Policy]:
+        """Return the chosen policy, or all that limit this kind of identity."""
+        if name := self.cleaned_data["policy"]:
+            return [self.policies[name]]
+        return [row.outcome.policy for row in panel.identity_rows(EncodedIdentity(self.cleaned_data["identity"]))]
 
 
 def confirmation(form: ActionForm) -> str:
@@ -105,7 +98,7 @@ def confirmation(form: ActionForm) -> str:
         overrides.LIMIT: _("Set the limit of %(identity)s under %(policy)s to %(number)s for %(duration)s?"),
     }
     return questions[data["action"]] % {
-        "identity": describe_one(data["identity"]).name,
+        "identity": describe([data["identity"]])[data["identity"]].name,
         "policy": data["policy"] or _("all policies"),
         "number": grouped(data["amount"] or 0),
         "duration": dict(ActionForm.DURATIONS).get(data["hours"], ""),
@@ -118,10 +111,10 @@ def perform(form: ActionForm, by: object) -> str:
     identity, action = EncodedIdentity(data["identity"]), data["action"]
     scope = data["policy"] or _("all policies")
     if action == ActionForm.RESET:
-        limiter.reset(identity, _chosen_policies(form))
+        limiter.reset(identity, form.chosen_policies())
         return _("Reset the usage under %(policy)s.") % {"policy": scope}
     if action == ActionForm.REFUND:
-        units = sum(limiter.refund_units(identity, policy, data["amount"]) for policy in _chosen_policies(form))
+        units = sum(limiter.refund_units(identity, policy, data["amount"]) for policy in form.chosen_policies())
         message = ngettext(
             "Refunded %(number)d unit under %(policy)s.", "Refunded %(number)d units under %(policy)s.", units
         )
@@ -136,46 +129,8 @@ def perform(form: ActionForm, by: object) -> str:
     }
 
 
-def _chosen_policies(form: ActionForm) -> list[Policy]:
-    """Return the chosen policy, or all that limit this kind of identity."""
-    data = form.cleaned_data
-    if data["policy"]:
-        return [form.policies[data["policy"]]]
-    return [row.outcome.policy for row in panel.identity_rows(EncodedIdentity(data["identity"]))]
-
-
-def find_override(pk: str) -> Override | None:
-    """Return the override with a primary key that a client sent."""
-    return Override.objects.filter(pk=pk).first() if pk.isdecimal() and len(pk) < 19 else None
-
-
-def end_confirmation(override: Override) -> str:
-    """Return the question to confirm before an override is ended."""
-    text = _("End the override “%(override)s” of %(identity)s? The policy applies again from the next request.")
-    return text % _override_words(override)
-
-
-def end_override(override: Override, by: object) -> str:
-    """End an override, and return the message for the operator and the admin log."""
-    override.end(by=by)
-    return _("Ended the override “%(override)s” of %(identity)s.") % _override_words(override)
-
-
-def _override_words(override: Override) -> dict[str, str]:
-    kind = override.get_kind_display()
-    return {
-        "override": kind if override.limit is None else f"{kind}: {grouped(override.limit)}",
-        "identity": describe_one(override.identity).name,
-    }
-
-
-def log(user: Any, identity: str, message: str) -> None:
-    """Write an entry to the admin log, as Django does for a changed object."""
-    LogEntry.objects.create(
-        user_id=str(user.pk),
-        content_type=ContentType.objects.get_for_model(RateLimit, for_concrete_model=False),
-        object_id=identity,
-        object_repr=identity[:200],
-        action_flag=CHANGE,
-        change_message=message,
-    )
+def override_words(override: Override) -> dict[str, str]:
+    """Return the words for an override and its identity in the texts about ending it."""
+    limit = "" if override.limit is None else f": {grouped(override.limit)}"
+    name = describe([override.identity])[override.identity].name
+    return {"override": f"{override.get_kind_display()}{limit}", "identity": name}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import NamedTuple
 
 from django.utils.html import format_html, format_html_join
@@ -11,7 +10,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from ..stats.reader import Minute
-from .formats import grouped, local_time
+from .text import grouped, local_time
 
 WIDTH, HEIGHT = 720, 100
 MIN_HEIGHT = 2.0  # of a segment, so that one refusal among thousands can be seen
@@ -21,60 +20,45 @@ KINDS = ("allowed", "shadowed", "refused")  # from the bottom up
 class Bar(NamedTuple):
     """The decisions in a span of time."""
 
-    start: datetime
+    time: str  # the start as `HH:MM`
     allowed: int
-    refused: int
     shadowed: int
+    refused: int
 
     @property
     def total(self) -> int:
         """The number of requests."""
         return self.allowed + self.refused + self.shadowed
 
-    @property
-    def time(self) -> str:
-        """The start as `HH:MM`; date_format takes ten times as long, and a page has hundreds."""
-        return f"{self.start:%H:%M}"
-
 
 def bars(minutes: Sequence[Minute], per_bar: int) -> list[Bar]:
     """Add minutes up to bars of `per_bar` minutes each."""
-    found = []
-    for index in range(0, len(minutes), per_bar):
-        span = minutes[index : index + per_bar]
-        allowed = sum(minute.allowed for minute in span)
-        refused = sum(minute.refused for minute in span)
-        found.append(Bar(local_time(span[0].start), allowed, refused, sum(minute.shadowed for minute in span)))
-    return found
+    spans = [minutes[i : i + per_bar] for i in range(0, len(minutes), per_bar)]
+    return [
+        # An f-string rather than date_format, which takes ten times as long: a page has hundreds.
+        Bar(f"{local_time(span[0].start):%H:%M}", *(sum(getattr(minute, kind) for minute in span) for kind in KINDS))
+        for span in spans
+    ]
 
 
 def chart(shown: Sequence[Bar], label: str) -> SafeString:
-    """Draw stacked bars, allowed requests at the bottom; the highest bar fills the chart."""
-    peak = max((bar.total for bar in shown), default=0)
-    width = WIDTH / max(1, len(shown))
+    """Draw stacked bars, allowed requests at the bottom; the highest bar fills the chart. The axis has three times."""
+    peak = max(1, *(bar.total for bar in shown))
+    width = WIDTH / len(shown)
     return format_html(
-        '<svg class="rlaas-chart" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">{}{}</svg>',
+        '<svg class="rlaas-chart" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">{}{}</svg>'
+        '<div class="rlaas-axis" aria-hidden="true">{}</div>',
         WIDTH,
         HEIGHT,
         label,
-        format_html_join("", '<path class="rlaas-{}" d="{}"/>', _paths(shown, width, peak or 1)),
+        format_html_join("", '<path class="rlaas-{}" d="{}"/>', _paths(shown, width, peak)),
         # Transparent and of full height, so that the tooltip appears above a low bar, too.
         format_html_join(
             "",
             '<rect class="rlaas-span" x="{}" width="{}" height="{}"><title>{}</title></rect>',
             ((_number(i * width), _number(width), HEIGHT, _title(bar)) for i, bar in enumerate(shown) if bar.total),
         ),
-    )
-
-
-def axis(shown: Sequence[Bar]) -> SafeString:
-    """Return the times at the start, the middle and the end of a chart."""
-    if not shown:
-        return SafeString()
-    times = (shown[0].time, shown[len(shown) // 2].time, shown[-1].time)
-    return format_html(
-        '<div class="rlaas-axis" aria-hidden="true">{}</div>',
-        format_html_join("", "<span>{}</span>", ((time,) for time in times)),
+        format_html_join("", "<span>{}</span>", ((shown[i].time,) for i in (0, len(shown) // 2, -1))),
     )
 
 
@@ -93,7 +77,6 @@ def _paths(shown: Sequence[Bar], width: float, peak: int) -> list[tuple[str, str
 
 
 def _number(number: float) -> str:
-    """Return a coordinate with at most two decimals."""
     return f"{number:.2f}".rstrip("0").rstrip(".")
 
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
 
 from django.utils import timezone
+from django.utils.formats import date_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from .. import conf
+from .. import backend, conf
+from ..core import policy as algorithms
 from ..core.keys import EncodedIdentity
-from ..core.policy import (
-    FIXED_WINDOW,
-    SLIDING_WINDOW,
-    SLIDING_WINDOW_COMPACT,
-    SLIDING_WINDOW_COUNTER,
-    TOKEN_BUCKET,
-    Policy,
-)
+from ..core.policy import Policy
 from ..models import Override
 from ..stats import reader
-from . import charts, panel, refusals, servers
+from ..stats.schema import Refusal
+from . import charts, panel
 from .actions import ActionForm
-from .formats import duration, grouped, local_time, printable
-from .identities import IdentityLabel, describe, describe_one, search
+from .text import describe, duration, grouped, local_time, printable, search
 
 Context = dict[str, Any]
 Query = Mapping[str, str]  # the parameters of a GET request
@@ -33,45 +30,39 @@ Query = Mapping[str, str]  # the parameters of a GET request
 TOP = 10  # identities with the most refusals
 MAX_WATCHED = 200
 MAX_REFUSALS = 200
+MAX_FILTERED = 5_000
 MAX_ENDED = 100
 DEGRADED_MINUTES = 5
+CSV_COLUMNS = ("time", "policy", "identity", "method", "path", "count", "limit", "retry_after", "shadow")
+ALGORITHM_NAMES = {
+    algorithms.FIXED_WINDOW: gettext_lazy("fixed window"),
+    algorithms.SLIDING_WINDOW: gettext_lazy("sliding window"),
+    algorithms.SLIDING_WINDOW_COMPACT: gettext_lazy("sliding window, compact"),
+    algorithms.SLIDING_WINDOW_COUNTER: gettext_lazy("sliding window counter"),
+    algorithms.TOKEN_BUCKET: gettext_lazy("token bucket"),
+}
 
 
-def overview() -> Context:
+def overview(_query: Query) -> Context:
     """Show the policies with their charts, the identities refused most, and the state of Redis."""
     policies = panel.policies()
     series = reader.minutes(policies)
     summaries = [_summary(policies[name], series[name]) for name in sorted(policies)]
     summaries.sort(key=lambda each: (-each["hour_refused"], -each["hour_shadowed"], -each["hour_total"]))
+    refused = reader.refused_today([name for name, policy in policies.items() if not policy.shadow])
+    top = sorted(refused.items(), key=lambda item: -item[1])[:TOP]
+    labels = describe({identity for (_policy, identity), _number in top})
     return {
         "title": _("Rate limits"),
         "summaries": summaries,
         "used": [each for each in summaries if each["day_total"]],
         "unused": [each for each in summaries if not each["day_total"]],
-        "minute_total": sum(each["minute_total"] for each in summaries),
-        "hour_total": sum(each["hour_total"] for each in summaries),
-        "hour_refused": sum(each["hour_refused"] for each in summaries),
-        "top": _most_refused([name for name, policy in policies.items() if not policy.shadow]),
-        "server": servers.server_state(),
-        "breakers": servers.open_breakers(),
+        **{name: sum(each[name] for each in summaries) for name in ("minute_total", "hour_total", "hour_refused")},
+        "top": [(labels[identity], policy, number) for (policy, identity), number in top],
+        "server": panel.server_state(),
+        "breakers": panel.open_breakers(),
         "degraded": sum(minute.degraded for name in policies for minute in series[name][-DEGRADED_MINUTES:]),
     }
-
-
-def _most_refused(policies: list[str]) -> list[tuple[IdentityLabel, str, int]]:
-    top = sorted(reader.refused_today(policies).items(), key=lambda item: -item[1])[:TOP]
-    labels = describe({identity for (_policy, identity), _number in top})
-    return [(labels[identity], policy, number) for (policy, identity), number in top]
-
-
-class Listing(NamedTuple):
-    """The rows of the page of users, from one of its three tabs."""
-
-    tab: str
-    rows: list[panel.Row]
-    cursor: int = 0
-    scanned: int = 0
-    unused: Sequence[IdentityLabel] = ()  # matches without usage
 
 
 def users(query: Query) -> Context:
@@ -79,27 +70,28 @@ def users(query: Query) -> Context:
     policies = panel.policies()
     policy = query.get("policy") if query.get("policy") in policies else None
     text, sort = query.get("q", "").strip(), query.get("sort", "")
-    if text:
-        listing = _search(text, policy)
-    elif query.get("tab") == "active":
-        cursor = query.get("cursor", "0")
-        page = panel.active(int(cursor) if cursor.isdecimal() and len(cursor) < 21 else 0, policy)
-        listing = Listing("active", *page)
-    else:
-        listing = Listing("watch", panel.watch_list(policy)[:MAX_WATCHED])
-    return {
-        **listing._asdict(),
+    context: Context = {
         "title": _("Users"),
-        "rows": _sorted(listing.rows, sort),
-        "columns": _columns(sort),
+        "columns": [_column(name, label, sort) for name, (label, _key) in COLUMNS.items()],
         "q": text,
         "policy": policy,
         "policies": sorted(policies),
         "query": query,
     }
+    if text:
+        context |= {"tab": "search", **_search(text, policy)}
+    elif query.get("tab") == "active":
+        cursor = query.get("cursor", "0")
+        page = panel.active(int(cursor) if cursor.isdecimal() and len(cursor) < 21 else 0, policy)
+        context |= {"tab": "active", **dict(zip(("rows", "cursor", "scanned"), page, strict=True))}
+    else:
+        context |= {"tab": "watch", "rows": panel.watch_list(policy)[:MAX_WATCHED]}
+    if column := COLUMNS.get(sort.removeprefix("-")):
+        context["rows"].sort(key=column[1], reverse=sort.startswith("-"))
+    return context
 
 
-def _search(text: str, policy: str | None) -> Listing:
+def _search(text: str, policy: str | None) -> Context:
     found = search(text)
     rows = [
         row
@@ -109,31 +101,58 @@ def _search(text: str, policy: str | None) -> Listing:
     ]
     others = describe(set(found) - {row.identity.encoded for row in rows}).values()
     unused = [label for label in others if label.user or not rows]
-    return Listing("search", rows, unused=sorted(unused, key=lambda label: (label.user is None, label.name)))
+    return {"rows": rows, "unused": sorted(unused, key=lambda label: (label.user is None, label.name))}
 
 
 def identity(encoded: EncodedIdentity, form: ActionForm | None = None) -> Context:
     """Show the usage, refusals and overrides of one identity, with the form of actions."""
-    policies = panel.policies()
     rows = sorted(panel.identity_rows(encoded), key=lambda row: (-row.percent, row.outcome.policy.name))
     found = [each for each in reader.refusals([row.outcome.policy.name for row in rows]) if each.identity == encoded]
     history = list(Override.objects.filter(identity=encoded)[:20])
-    label = describe_one(encoded)
+    label = describe([encoded])[encoded]
     return {
         "title": label.name,
         "identity": label,
         "rows": rows,
-        "refusals": [(refusal, refusals.explain(refusal, history)) for refusal in found[:100]],
+        "refusals": [(refusal, _explain(refusal, history)) for refusal in found[:100]],
         "active": [override for override in history if override.is_active()],
         "ended": [override for override in history if not override.is_active()],
-        "form": form or ActionForm(policies=policies, initial={"identity": encoded}),
+        "form": form or ActionForm(policies=panel.policies(), initial={"identity": encoded}),
     }
+
+
+def _explain(refusal: Refusal, history: list[Override]) -> str:
+    """Return why a request was refused: by usage, or by one of the identity's overrides.
+
+    >>> "5 of 5 in 1 min, refused at 10:31:09 on POST /login/, allowed again in 38 s"
+    """
+    at = local_time(refusal.at)
+    words = {
+        "count": refusal.count,
+        "limit": refusal.limit,
+        "window": duration(refusal.window),
+        "time": date_format(at, "H:i:s" if at.date() == timezone.localdate() else "j N, H:i:s"),
+        "request": f"{printable(refusal.method)} {printable(refusal.path)}",
+    }
+    for override in history:
+        blocks = override.kind == Override.Kind.BLOCK and override.policy in ("", refusal.policy)
+        if blocks and override.is_active(at):
+            words["reason"] = override.reason
+            return _("Blocked (%(reason)s), refused at %(time)s on %(request)s") % words
+    if refusal.shadow:
+        return _("%(count)d of %(limit)d in %(window)s, would have been refused at %(time)s on %(request)s") % words
+    words["refusal"] = _("%(count)d of %(limit)d in %(window)s, refused at %(time)s on %(request)s") % words
+    if refusal.retry_after is None:
+        return _("%(refusal)s: the cost exceeds the limit") % words
+    if (left := refusal.at + refusal.retry_after - timezone.now().timestamp()) > 0:
+        return _("%(refusal)s, allowed again in %(wait)s") % {**words, "wait": duration(left)}
+    return _("%(refusal)s, allowed again after %(wait)s") % {**words, "wait": duration(refusal.retry_after)}
 
 
 def refusal_log(query: Query) -> Context:
     """Show the refusal log, filtered."""
     policies = panel.policies()
-    found = list(refusals.filtered(query, policies))
+    found = _filtered(query, policies)
     shown = found[:MAX_REFUSALS]
     labels = describe({refusal.identity for refusal in shown})
     return {
@@ -157,52 +176,73 @@ def refusal_log(query: Query) -> Context:
     }
 
 
-def shadow() -> Context:
+def _filtered(query: Query, policies: Iterable[str]) -> list[Refusal]:
+    """Return the refusals that match `policy`, `identity`, `path` and `since` (minutes) of the query, newest first."""
+    policy, path, since = (query.get(name, "") for name in ("policy", "path", "since"))
+    oldest = timezone.now().timestamp() - 60 * int(since) if since.isdecimal() and len(since) < 9 else 0
+    text = query.get("identity", "").strip()
+    identities = set(search(text))
+    return [
+        refusal
+        for refusal in reader.refusals(policies, limit=MAX_FILTERED)
+        if policy in ("", refusal.policy)
+        and (text in refusal.identity or refusal.identity in identities)
+        and path in refusal.path
+        and refusal.at >= oldest
+    ]
+
+
+def write_csv(file: Any, query: Query) -> None:
+    """Write the refusal log as CSV, filtered like the page."""
+    writer = csv.writer(file)
+    writer.writerow(CSV_COLUMNS)
+    for refusal in _filtered(query, panel.policies()):
+        values = {**asdict(refusal), "time": local_time(refusal.at).isoformat()}
+        writer.writerow([_cell(values[column]) for column in CSV_COLUMNS])
+
+
+def _cell(value: object) -> str:
+    """Return the text of a cell, quoted if a spreadsheet would run it as a formula: a client chooses the path."""
+    text = "" if value is None else str(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+def shadow(_query: Query) -> Context:
     """Show what each shadow policy would have refused."""
     policies = {name: policy for name, policy in panel.policies().items() if policy.shadow}
     if not policies:
-        servers.ping()  # raises if Redis is unavailable, as the reads below do
+        panel.ping()  # raises if Redis is unavailable, as the reads below do
     series = reader.minutes(policies)
     ranked: dict[str, list[tuple[int, str]]] = {name: [] for name in sorted(policies)}
     for (name, encoded), number in reader.refused_today(policies).items():
         ranked[name].append((-number, encoded))
-    top = {name: sorted(found)[:TOP] for name, found in ranked.items()}
-    labels = describe({encoded for found in top.values() for _number, encoded in found})
+    labels = describe({encoded for found in ranked.values() for _number, encoded in sorted(found)[:TOP]})
     summaries = []
     for name, found in ranked.items():
         summary = _summary(policies[name], series[name])
-        requests = summary["day_allowed"] + summary["day_shadowed"]
-        summary["share"] = 100 * summary["day_shadowed"] / requests if requests else 0
-        summary["identities"] = [(labels[encoded], -number) for number, encoded in top[name]]
+        summary["share"] = 100 * summary["day_shadowed"] / ((summary["day_allowed"] + summary["day_shadowed"]) or 1)
+        summary["identities"] = [(labels[encoded], -number) for number, encoded in sorted(found)[:TOP]]
         summary["identities_count"] = len(found)
         summaries.append(summary)
     return {"title": _("Shadow policies"), "summaries": summaries}
 
 
-def overrides() -> Context:
-    """Show the active overrides and those that ended."""
+def overrides(_query: Query) -> Context:
+    """Show the active overrides and those that ended, from the database, and whether Redis is available."""
     active = list(Override.objects.active())
     ended = list(Override.objects.exclude(pk__in=[override.pk for override in active])[:MAX_ENDED])
     labels = describe({override.identity for override in (*active, *ended)})
     now = timezone.now()
+    try:
+        panel.ping()
+        available = True
+    except backend.UnavailableError:
+        available = False
     return {
         "title": _("Overrides"),
-        "active": [
-            (override, labels[override.identity], duration((override.until - now).total_seconds()))
-            for override in active
-        ],
-        "ended": [(override, labels[override.identity]) for override in ended],
-        "available": servers.is_available(),
-    }
-
-
-def unavailable(error: Exception, *, acted: bool) -> Context:
-    """Show that Redis is unavailable, and that an action was not performed."""
-    return {
-        "title": _("Redis is unavailable"),
-        "error": error,
-        "acted": acted,
-        "breakers": servers.open_breakers(),
+        "active": [(each, labels[each.identity], duration((each.until - now).total_seconds())) for each in active],
+        "ended": [(each, labels[each.identity]) for each in ended],
+        "available": available,
     }
 
 
@@ -211,7 +251,7 @@ def _summary(policy: Policy, minutes: list[reader.Minute]) -> Context:
     hour, day = charts.bars(minutes[-60:], 1), charts.bars(minutes, 15)
     summary: Context = {
         "policy": policy,
-        "algo": _algorithm(policy),
+        "algo": ALGORITHM_NAMES[policy.algo or conf.config().algo],
         "key": policy.key if isinstance(policy.key, str) else getattr(policy.key, "__name__", repr(policy.key)),
         "hour_bars": [bar for bar in reversed(hour) if bar.total],
         "day_bars": [bar for bar in reversed(charts.bars(minutes, 60)) if bar.total],
@@ -227,59 +267,28 @@ def _summary(policy: Policy, minutes: list[reader.Minute]) -> Context:
             "refused": grouped(summary[f"{span}_refused"]),
         }
         summary[f"{span}_chart"] = charts.chart(bars, label)
-        summary[f"{span}_axis"] = charts.axis(bars)
         summary[f"{span}_peak"] = max(bar.total for bar in bars)
     return summary
 
 
-def _algorithm(policy: Policy) -> str:
-    names = {
-        FIXED_WINDOW: _("fixed window"),
-        SLIDING_WINDOW: _("sliding window"),
-        SLIDING_WINDOW_COMPACT: _("sliding window, compact"),
-        SLIDING_WINDOW_COUNTER: _("sliding window counter"),
-        TOKEN_BUCKET: _("token bucket"),
-    }
-    return names[policy.algo or conf.config().algo]
-
-
-class Column(NamedTuple):
-    """A column of the page of users: how to sort by it, and whether the highest values come first."""
-
-    label: Any
-    key: Callable[[panel.Row], Any]
-    descending: bool = False
-
-
-COLUMNS = {
-    "identity": Column(gettext_lazy("Identity"), lambda row: row.identity.name.lower()),
-    "policy": Column(gettext_lazy("Policy"), lambda row: row.outcome.policy.name),
-    "count": Column(gettext_lazy("Count"), lambda row: -row.outcome.current_count, descending=True),
-    "used": Column(gettext_lazy("Used"), lambda row: -row.percent, descending=True),
-    "remaining": Column(gettext_lazy("Remaining"), lambda row: row.outcome.remaining),
-    "reset": Column(gettext_lazy("Resets in"), lambda row: row.outcome.reset_after),
-    "refused": Column(gettext_lazy("Refused today"), lambda row: -row.refused_today, descending=True),
+COLUMNS: dict[str, tuple[Any, Callable[[panel.Row], Any]]] = {  # label, and what the page of users is sorted by
+    "identity": (gettext_lazy("Identity"), lambda row: row.identity.name.lower()),
+    "policy": (gettext_lazy("Policy"), lambda row: row.outcome.policy.name),
+    "count": (gettext_lazy("Count"), lambda row: -row.outcome.current_count),
+    "used": (gettext_lazy("Used"), lambda row: -row.percent),
+    "remaining": (gettext_lazy("Remaining"), lambda row: row.outcome.remaining),
+    "reset": (gettext_lazy("Resets in"), lambda row: row.outcome.reset_after),
+    "refused": (gettext_lazy("Refused today"), lambda row: -row.refused_today),
 }
+HIGHEST_FIRST = ("count", "used", "refused")
 
 
-def _sorted(rows: list[panel.Row], sort: str) -> list[panel.Row]:
-    """Sort by a column; a minus before its name reverses the order."""
-    column = COLUMNS.get(sort.removeprefix("-"))
-    return sorted(rows, key=column.key, reverse=sort.startswith("-")) if column else rows
-
-
-def _columns(sort: str) -> list[Context]:
-    """Return the column headers: label, what a click sorts by, and the present order."""
-    columns = []
-    for name, column in COLUMNS.items():
-        is_sorted = name == sort.removeprefix("-")
-        order = "descending" if column.descending != sort.startswith("-") else "ascending"
-        columns.append(
-            {
-                "name": name,
-                "label": column.label,
-                "sort": f"-{name}" if sort == name else name,
-                "order": order if is_sorted else "",
-            }
-        )
-    return columns
+def _column(name: str, label: str, sort: str) -> Context:
+    """Return a column header: its label, what a click sorts by, and the present order; a minus reverses it."""
+    order = "descending" if (name in HIGHEST_FIRST) != sort.startswith("-") else "ascending"
+    return {
+        "name": name,
+        "label": label,
+        "sort": f"-{name}" if sort == name else name,
+        "order": order if name == sort.removeprefix("-") else "",
+    }

@@ -1,25 +1,28 @@
-"""The data of the panel: which policies there are, and what is counted under them. No HTML and no requests."""
+"""The data of the panel: policies, what is counted under them, and the state of Redis. No HTML and no requests."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from .. import backend, conf, limiter
+from ..backend.scripts import SCRIPTS
 from ..core import registry
 from ..core.decision import Outcome
 from ..core.keys import COUNTER_PREFIX, EncodedIdentity, decode, key_kind, parse_counter_key
 from ..core.policy import DEFAULT, Policy, Rate
 from ..models import Override
 from ..stats import reader, schema
-from .formats import duration
-from .identities import IdentityLabel, describe, is_encoded
+from .text import IdentityLabel, describe, duration, is_encoded
 
 PAGE_SIZE = 50
 SCANS_PER_PAGE = 20  # of SCAN_COUNT keys each: bounds the cost of a page, however many keys there are
 SCAN_COUNT = 1_000
 MAX_WATCHED = 500
+SAMPLE_SIZE = 100  # keys per server whose memory is measured
 
 
 class Row(NamedTuple):
@@ -46,34 +49,21 @@ class Row(NamedTuple):
         return duration(self.outcome.reset_after) if self.outcome.current_count else ""
 
 
-class ActivePage(NamedTuple):
-    """One page of all active counters."""
-
-    rows: list[Row]
-    cursor: int  # where the next page starts; 0 at the end
-    scanned: int  # keys
-
-
 def policies() -> dict[str, Policy]:
     """Return every policy of the settings and of decorated views, by name.
 
     A policy whose rate is a function has the rate of its latest refusal, and is left out until it has one.
     """
     known = dict(conf.config().policies)
-    for policy in _decorated_policies():
-        known.setdefault(policy.name, policy)
+    for policy in (policy for limits in registry.limits_in_use() for policy in limits.policies):
+        if isinstance(policy, Policy):
+            known.setdefault(policy.name, policy)
     dynamic = [name for name, policy in known.items() if not isinstance(policy.rate, Rate)]
-    latest = {name: found[0] for name, found in reader.latest_refusals(dynamic).items() if found}
-    return {
-        name: replace(policy, rate=Rate(latest[name].limit, latest[name].window)) if name in latest else policy
-        for name, policy in known.items()
-        if name in latest or name not in dynamic
-    }
-
-
-def _decorated_policies() -> Iterable[Policy]:
-    for limits in registry.limits_in_use():
-        yield from (policy for policy in limits.policies if isinstance(policy, Policy))
+    for name, latest in reader.latest_refusals(dynamic).items():
+        policy = known.pop(name)
+        if latest:
+            known[name] = replace(policy, rate=Rate(latest[0].limit, latest[0].window))
+    return known
 
 
 def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
@@ -83,7 +73,8 @@ def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
     outcomes = limiter.peek_each(wanted)
     labels = describe({outcome.identity for outcome in outcomes})
     refused = reader.refused_today(sorted({policy.name for policy, _ in wanted}))
-    overrides = active_overrides(labels)
+    active = Override.objects.active().filter(identity__in=list(labels))
+    overrides = {(override.identity, override.policy): override for override in active}
     found = []
     for outcome in outcomes:
         identity, name = outcome.identity, outcome.policy.name
@@ -92,10 +83,12 @@ def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
     return found
 
 
-def active_overrides(identities: Iterable[str]) -> dict[tuple[str, str], Override]:
-    """Return the active overrides by identity and policy, in one query."""
-    found = Override.objects.active().filter(identity__in=list(identities))
-    return {(override.identity, override.policy): override for override in found}
+def identity_rows(*identities: EncodedIdentity) -> list[Row]:
+    """Return the usage of identities under every policy that limits their kind, in one round trip."""
+    known = policies().items()
+    # Requests without the kind of identity that a policy limits are limited by IP address.
+    kinds = {name: ("ip", "user" if policy.key == "user_or_ip" else key_kind(policy.key)) for name, policy in known}
+    return rows((name, each) for each in identities for name, _ in known if decode(each)[0] in kinds[name])
 
 
 def watch_list(policy: str | None = None) -> list[Row]:
@@ -108,8 +101,8 @@ def watch_list(policy: str | None = None) -> list[Row]:
     )
 
 
-def active(cursor: int, policy: str | None = None) -> ActivePage:
-    """Return one page of all active counters, by SCAN."""
+def active(cursor: int, policy: str | None = None) -> tuple[list[Row], int, int]:
+    """Return a page of all active counters, by SCAN; the cursor of the next, 0 at the end; and the keys scanned."""
     pattern = f"{COUNTER_PREFIX}{policy}/*" if policy and policy != DEFAULT else f"{COUNTER_PREFIX}*"
     servers = backend.servers()
     found: dict[tuple[str, str], None] = {}
@@ -118,33 +111,92 @@ def active(cursor: int, policy: str | None = None) -> ActivePage:
         count = min(SCAN_COUNT, count)
         # The servers of a Cluster are scanned one after the other; our cursor holds the server and its own cursor.
         position, index = divmod(cursor, len(servers))
-        ((position, keys),) = backend.run_commands(
-            [("SCAN", position, "MATCH", pattern, "COUNT", count)], servers[index]
-        )
+        scan = ("SCAN", position, "MATCH", pattern, "COUNT", count)
+        ((position, keys),) = backend.run_commands([scan], servers[index])
         index += int(position) == 0
         cursor = int(position) * len(servers) + index if index < len(servers) else 0
         scanned, count = scanned + count, 2 * count  # scan more at once where few keys match
-        for key in keys:
-            pair = parse_counter_key(key.decode(errors="replace") if isinstance(key, bytes) else key)
+        for pair in map(parse_counter_key, map(as_text, keys)):
             if pair and is_encoded(pair[1]) and (policy is None or pair[0] == policy):
                 found[pair] = None
         if cursor == 0 or len(found) >= PAGE_SIZE:
             break
-    return ActivePage(rows(found), cursor, scanned)
+    return rows(found), cursor, scanned
 
 
-def identity_rows(*identities: EncodedIdentity) -> list[Row]:
-    """Return the usage of identities under every policy that limits their kind, in one round trip."""
-    known = policies()
-    return rows(
-        (name, identity)
-        for identity in identities
-        for name, policy in known.items()
-        if decode(identity)[0] in _kinds(policy)
+def open_breakers() -> list[dict[str, str]]:
+    """Return the servers whose circuit breaker is open in this process."""
+    return [
+        {
+            "name": server.name,
+            "unavailable_for": duration(server.breaker.open_for),
+            "next_probe": duration(server.breaker.next_probe_in),
+        }
+        for server in backend.topology().servers()
+        if server.breaker.error is not None
+    ]
+
+
+def ping() -> float:
+    """Return the mean latency of the servers in ms; raise UnavailableError if one is unavailable."""
+    servers = backend.servers()
+    started = time.perf_counter()
+    for server in servers:
+        backend.run_commands([("PING",)], server)
+    return (time.perf_counter() - started) * 1000 / len(servers)
+
+
+def server_state() -> SimpleNamespace:
+    """Return the state of Redis; of a Cluster, the servers added up."""
+    servers = backend.servers()
+    commands = [("DBSIZE",), ("SCRIPT", "EXISTS", *(script.sha for script in SCRIPTS))]
+    replies = [backend.run_commands(commands, server) for server in servers]
+    infos = [_info(server) for server in servers]
+    version = infos[0].get("valkey_version") or infos[0].get("redis_version", "?")
+    keys = sum(size for size, _ in replies)
+    return SimpleNamespace(
+        latency_ms=ping(),
+        version=f"{infos[0].get('server_name', 'redis')} {version}",
+        used_memory=sum(int(info.get("used_memory", 0)) for info in infos),
+        keys=keys,
+        rate_limit_memory=_rate_limit_memory(keys),
+        # The version of each script, and whether it is loaded.
+        scripts=[(script.version, all(loaded[i] for _, loaded in replies)) for i, script in enumerate(SCRIPTS)],
     )
 
 
-def _kinds(policy: Policy) -> tuple[str, ...]:
-    """Return the kinds of identity that a policy limits; requests without its own kind are limited by IP address."""
-    kind = key_kind(policy.key)
-    return ("user" if kind == "user_or_ip" else kind, "ip")
+def _info(server: backend.Server) -> dict[str, str]:
+    """Return the fields of INFO; none if an ACL forbids the command."""
+    try:
+        (info,) = backend.run_commands([("INFO",)], server)
+    except backend.UnavailableError:
+        return {}
+    return dict(line.split(":", 1) for line in as_text(info).splitlines() if ":" in line)
+
+
+def _rate_limit_memory(size: int) -> int | None:
+    """Return the bytes of our keys, or None if the server does not support MEMORY USAGE.
+
+    Counters are extrapolated from a sample; statistics are few, and measured.
+    """
+    today = int(time.time()) // schema.DAY
+    names = [*policies()]
+    measured = [schema.stats_key(name, day) for name in names for day in (today - 1, today)]
+    measured += [schema.refusals_key(name) for name in names]
+    try:
+        sample = []
+        for server in backend.servers():
+            ((_cursor, keys),) = backend.run_commands([("SCAN", 0, "COUNT", SAMPLE_SIZE)], server)
+            sample += keys
+        counters = [key for key in map(as_text, sample) if key.startswith(COUNTER_PREFIX)]
+        replies = backend.run_commands([("MEMORY", "USAGE", key) for key in (*counters, *measured)])
+    except backend.UnavailableError:  # the error of a server that does not know MEMORY USAGE, too
+        return None
+    sizes = [int(reply or 0) for reply in replies]
+    estimated = size * sum(sizes[: len(counters)]) // max(1, len(sample))
+    return estimated + sum(sizes[len(counters) :])
+
+
+def as_text(reply: bytes | str) -> str:
+    """Return a reply of Redis as text."""
+    return reply.decode(errors="replace") if isinstance(reply, bytes) else reply

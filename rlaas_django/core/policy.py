@@ -6,7 +6,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,13 +15,7 @@ SLIDING_WINDOW = "sliding-window-algo"
 SLIDING_WINDOW_COMPACT = "sliding-window-compact-algo"
 SLIDING_WINDOW_COUNTER = "sliding-window-counter-algo"
 TOKEN_BUCKET = "token-bucket-algo"  # noqa: S105
-ALGORITHMS = (
-    FIXED_WINDOW,
-    SLIDING_WINDOW,
-    SLIDING_WINDOW_COMPACT,
-    SLIDING_WINDOW_COUNTER,
-    TOKEN_BUCKET,
-)
+ALGORITHMS = (FIXED_WINDOW, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, SLIDING_WINDOW_COUNTER, TOKEN_BUCKET)
 
 DEFAULT = "default"  # the name of the policy that the settings describe at their top level
 FAILURE_MODES = ("open", "closed", "local")
@@ -121,7 +115,7 @@ class Rate:
 RateLike = str | tuple[int, int] | Rate
 
 
-@dataclass(frozen=True, slots=True, init=False, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Policy:
     """A named limit: how much, for whom, by which algorithm.
 
@@ -131,39 +125,21 @@ class Policy:
     """
 
     name: str
-    rate: Rate | RateFunction
-    key: str | KeyFunction
-    algo: str | None  # None: RATE_LIMITER['USE_ALGO']
-    burst: int | None
-    on_failure: str
-    shadow: bool
+    rate: RateLike | RateFunction  # parsed: a Rate or a function
+    _: KW_ONLY
+    key: str | KeyFunction = "user_or_ip"
+    algo: str | None = None  # None: RATE_LIMITER['USE_ALGO']
+    burst: int | None = None
+    on_failure: str = "open"
+    shadow: bool = False
 
-    def __init__(
-        self,
-        name: str,
-        rate: RateLike | RateFunction,
-        *,
-        key: str | KeyFunction = "user_or_ip",
-        algo: str | None = None,
-        burst: int | None = None,
-        on_failure: str = "open",
-        shadow: bool = False,
-    ) -> None:
-        if not (isinstance(name, str) and NAME.fullmatch(name)):
-            raise PolicyError(f"{name!r} is not a policy name; write 1 to 100 of A-Z a-z 0-9 _ . -")
-        values = {
-            "name": name,
-            "rate": rate if callable(rate) else Rate.parse(rate),
-            "key": key,
-            "algo": algo,
-            "burst": burst,
-            "on_failure": on_failure,
-            "shadow": shadow,
-        }
-        for attribute, value in values.items():
-            object.__setattr__(self, attribute, value)
+    def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and NAME.fullmatch(self.name)):
+            raise PolicyError(f"{self.name!r} is not a policy name; write 1 to 100 of A-Z a-z 0-9 _ . -")
+        if not callable(self.rate):
+            object.__setattr__(self, "rate", Rate.parse(self.rate))
         for problem in self._problems():
-            raise PolicyError(f"Policy {name!r}: {problem}")
+            raise PolicyError(f"Policy {self.name!r}: {problem}")
 
     def _problems(self) -> Iterable[str]:
         for word, function in (("rate", self.rate), ("key", self.key)):

@@ -63,12 +63,8 @@ def parse_rule(entry: Any, policies: Mapping[str, Policy]) -> Rule:
         raise PolicyError("a rule has a path or a regex, not both.")
     if not isinstance(methods, list | tuple | None) or not all(isinstance(method, str) for method in methods or ()):
         raise PolicyError(f'methods {methods!r} is not a list; write ["POST"].')
-    return Rule(
-        path,
-        None if regex is None else re.compile(regex),
-        None if methods is None else with_head(methods),
-        _parse_policies(entry, policies),
-    )
+    pattern = None if regex is None else re.compile(regex)
+    return Rule(path, pattern, None if methods is None else with_head(methods), _parse_policies(entry, policies))
 
 
 def _parse_policies(entry: Mapping[str, Any], policies: Mapping[str, Policy]) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def with_fixed_rates(policies: tuple[Policy, ...], request: HttpRequest) -> tupl
     """Return the policies with their rates for a request, without those that have no limit for it."""
     found = []
     for policy in policies:
-        rate = policy.rate if isinstance(policy.rate, Rate) else policy.rate(request)
+        rate = policy.rate(request) if callable(policy.rate) else policy.rate
         try:
             if rate is not None:
                 found.append(_with_rate(policy, Rate.parse(rate)))

@@ -16,7 +16,7 @@ __all__ = ["record"]
 
 def record(decision: Decision, method: str, path: str) -> None:
     """Record a decision about a request; the background thread writes it to Redis within a second or two."""
-    recorder.state.pending.append((time.time(), decision, method, path))
+    recorder.pending.append((time.time(), decision, method, path))
     state = background.state
     if state.pid != os.getpid() or time.monotonic() - state.last_round > background.STALLED_AFTER:
         background.wake()

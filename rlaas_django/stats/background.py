@@ -12,7 +12,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from django.apps import apps
 from django.db import connections
@@ -60,11 +60,9 @@ def run(wait: float = 0) -> None:
     _run_jobs([recorder.flush, restore_lost_overrides], wait)
 
 
-@contextlib.contextmanager
-def paused() -> Iterator[None]:
-    """Let no round run meanwhile; for tests that count commands or records."""
-    with state.round_lock:
-        yield
+def paused() -> threading.Lock:
+    """Return a lock that lets no round run while it is held; for tests that count commands or records."""
+    return state.round_lock
 
 
 def restore_lost_overrides() -> None:
@@ -81,7 +79,7 @@ def restore_lost_overrides() -> None:
 def _run_jobs(jobs: list[Callable[[], object]], wait: float = 0) -> None:
     """Run the jobs unless a round is in progress; a job that fails must fail no request and no other job."""
     lock = state.round_lock
-    if not (lock.acquire(timeout=wait) if wait else lock.acquire(blocking=False)):
+    if not lock.acquire(timeout=wait):
         return
     try:
         for job in jobs:
@@ -94,11 +92,9 @@ def _run_jobs(jobs: list[Callable[[], object]], wait: float = 0) -> None:
 
 def _in_event_loop() -> bool:
     """Return whether this thread runs an event loop, where a round would block all other requests."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    with contextlib.suppress(RuntimeError):
+        return asyncio.get_running_loop() is not None
+    return False
 
 
 def _start() -> None:
@@ -106,10 +102,10 @@ def _start() -> None:
         if state.pid == os.getpid():
             return
         state.pid, state.last_round = os.getpid(), time.monotonic()
-        atexit.unregister(_flush_at_exit)
-        atexit.register(_flush_at_exit)  # as late as possible: what is registered last runs first, before any teardown
+        atexit.unregister(_run_jobs)
+        # As late as possible: what is registered last runs first, before any teardown.
+        atexit.register(_run_jobs, [recorder.flush], EXIT_TIMEOUT)
         state.thread = threading.Thread(target=_loop, name="rlaas_django", daemon=True)
-        atexit.register(_flush_at_exit)
         with contextlib.suppress(RuntimeError):  # no more threads can be started: requests flush instead
             state.thread.start()
 
@@ -121,7 +117,3 @@ def _loop() -> None:
             return
         run()
         connections.close_all()  # the database connections of this thread, which restoring may have opened
-
-
-def _flush_at_exit() -> None:
-    _run_jobs([recorder.flush], EXIT_TIMEOUT)

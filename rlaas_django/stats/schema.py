@@ -6,6 +6,8 @@ Every key is bounded, has a TTL and is used by single-key commands only, as a Cl
   rlaas:refused:{<policy>}:<day>   ZSET   identity -> refusals that day; those with the most
   rlaas:watch:{<policy>}:<hour>    ZSET   identity -> percent of the limit used, from 80 on; those with the most
   rlaas:refusals:{<policy>}        LIST   recent refusals as JSON, newest first
+
+Days and hours are counted from the epoch.
 """
 
 from __future__ import annotations
@@ -15,8 +17,7 @@ from dataclasses import dataclass
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 
 # Kinds of decisions; the first letters stand in the fields of the HASH.
-ALLOWED, REFUSED, SHADOWED, DEGRADED, UNLOGGED = "a", "r", "s", "d", "u"
-KINDS = (ALLOWED, REFUSED, SHADOWED, DEGRADED, UNLOGGED)
+KINDS = ALLOWED, REFUSED, SHADOWED, DEGRADED, UNLOGGED = "a", "r", "s", "d", "u"
 
 STATS_TTL = DAY + 2 * HOUR
 WATCH_TTL = 3 * HOUR
@@ -44,20 +45,16 @@ class Refusal:
 
 
 def stats_key(policy: str, day: int) -> str:
-    """Return the key of the decisions of a policy per minute of a day, counted from the epoch."""
     return f"rlaas:stats:{{{policy}}}:{day}"
 
 
 def refused_key(policy: str, day: int) -> str:
-    """Return the key of the refusals per identity on a day."""
     return f"rlaas:refused:{{{policy}}}:{day}"
 
 
 def watch_key(policy: str, hour: int) -> str:
-    """Return the key of the identities near the limit in an hour, counted from the epoch."""
     return f"rlaas:watch:{{{policy}}}:{hour}"
 
 
 def refusals_key(policy: str) -> str:
-    """Return the key of the recent refusals."""
     return f"rlaas:refusals:{{{policy}}}"

@@ -11,7 +11,6 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.test import Client, RequestFactory, override_settings
 from playwright.sync_api import expect
-from rlaas_django.identity import identify
 
 from rlaas_django import Policy, backend, check, peek
 from rlaas_django.admin import RateLimitsOfUser
@@ -20,6 +19,7 @@ from rlaas_django.stats import schema
 from tests.browser.admin_fixtures import CSP, PANEL, _open_page, _site, _users, crowd, past, send  # noqa: F401
 from tests.browser.conftest import LOOKS
 from tests.browser.test_demo import CONTRAST
+from tests.internals import identify
 
 PAGES = {
     "overview": "",
@@ -476,7 +476,7 @@ class TestAppearance:
         key = schema.stats_key("checkout", now // schema.DAY)
         minute = now % schema.DAY // 60
         command = ("HSET", key, f"{minute}:{schema.DEGRADED}", 12, f"{minute}:{schema.UNLOGGED}", 3456)
-        backend.execute([command, ("EXPIRE", key, 60)])
+        backend.run_commands([command, ("EXPIRE", key, 60)])
         page = open_page(users["operator"])
         expect(page.get_by_role("alert")).to_contain_text("12 requests were decided without Redis")
         page.screenshot(path=screenshots / "admin" / "degraded-light.png")

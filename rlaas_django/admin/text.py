@@ -1,24 +1,27 @@
-"""Identities as operators know them: users by name, IP addresses, and what to search for."""
+"""Text for people: identities as operators know them, durations, times, and strings that a client chose."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from django.contrib.auth import get_user_model
-from django.core.exceptions import FieldDoesNotExist, ValidationError
+from django.core.exceptions import ValidationError
 from django.db.models import Q
-from django.utils.translation import gettext
+from django.utils import timezone
+from django.utils.formats import number_format
+from django.utils.translation import gettext, pgettext
 
 from .. import conf
 from ..core.keys import EncodedIdentity, counted_address, decode, encode, parse_address
-from .formats import printable
 
 MAX_USERS = 20  # that a search returns
 
 # What `encode` returns: printable ASCII without : / = { }, after the kind and a = if it is not a user.
-_ENCODED = re.compile(r"[!-.0-9;<>-z|~]+(=[!-.0-9;<>-z|~]+)?")
+ENCODED = re.compile(r"\A[!-.0-9;<>-z|~]+(=[!-.0-9;<>-z|~]+)?\Z")
 
 
 class IdentityLabel(NamedTuple):
@@ -56,7 +59,7 @@ class IdentityLabel(NamedTuple):
 
 def is_encoded(text: str) -> bool:
     """Return whether text has the form of an encoded identity."""
-    return len(text) <= 200 and _ENCODED.fullmatch(text) is not None
+    return len(text) <= 200 and ENCODED.search(text) is not None
 
 
 def describe(identities: Iterable[str]) -> dict[str, IdentityLabel]:
@@ -68,11 +71,6 @@ def describe(identities: Iterable[str]) -> dict[str, IdentityLabel]:
         each: IdentityLabel(EncodedIdentity(each), kind, text, users.get(keys.get(each)))
         for each, (kind, text) in decoded.items()
     }
-
-
-def describe_one(identity: str) -> IdentityLabel:
-    """Return the label of one encoded identity."""
-    return describe([identity])[identity]
 
 
 def search(text: str) -> list[EncodedIdentity]:
@@ -87,18 +85,16 @@ def search(text: str) -> list[EncodedIdentity]:
     return list(dict.fromkeys(found))
 
 
-def _users(text: str) -> Iterator[Any]:
-    model = get_user_model()
-    fields = [model.USERNAME_FIELD]
-    email = model.get_email_field_name() if hasattr(model, "get_email_field_name") else None
-    if email and _has_field(model, email):
-        fields.append(email)
-    query = Q()
-    for name in fields:
-        query |= Q(**{f"{name}__icontains": text})
+def _users(text: str) -> Iterable[Any]:
+    model: Any = get_user_model()
+    email = getattr(model, "EMAIL_FIELD", "email")
+    query = Q(**{f"{model.USERNAME_FIELD}__icontains": text})
+    if any(field.name == email for field in model._meta.fields):
+        query |= Q(**{f"{email}__icontains": text})
     if (key := _primary_key(text)) is not None:
         query |= Q(pk=key)
-    yield from model._default_manager.filter(query)[:MAX_USERS]
+    users: Iterable[Any] = model._default_manager.filter(query)[:MAX_USERS]
+    return users
 
 
 def _primary_key(text: str) -> Any:
@@ -112,9 +108,32 @@ def _primary_key(text: str) -> Any:
     return value if str(value) == text else None
 
 
-def _has_field(model: Any, name: str) -> bool:
-    try:
-        model._meta.get_field(name)
-    except FieldDoesNotExist:
-        return False
-    return True
+def printable(text: str) -> str:
+    r"""Return text with control and bidirectional characters escaped, such as `a\n`, `\x1b` and `\u202e`."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as `38 s`, `4 min 10 s`, `2 h 5 min` or `3 d 4 h`, rounded up; no line breaks before a unit."""
+    if math.isinf(seconds):
+        return gettext("never")
+    left = math.ceil(seconds)
+    parts = [
+        (left // 86_400, pgettext("unit of time", "d")),
+        (left // 3_600 % 24, pgettext("unit of time", "h")),
+        (left // 60 % 60, pgettext("unit of time", "min")),
+        (left % 60, pgettext("unit of time", "s")),
+    ]
+    first = next((i for i, (number, _unit) in enumerate(parts) if number), len(parts) - 1)
+    shown = parts[first : first + 2]
+    return " ".join(f"{number}\u00a0{unit}" for number, unit in shown if number or len(shown) == 1)
+
+
+def local_time(timestamp: float) -> datetime:
+    """Return seconds since the epoch as a datetime in the current time zone."""
+    return datetime.fromtimestamp(timestamp, tz=timezone.get_current_timezone())
+
+
+def grouped(number: int) -> str:
+    """Return a number with thousands separators."""
+    return number_format(number, force_grouping=True)

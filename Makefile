@@ -43,10 +43,12 @@ browser: $(VENV)/.installed ## Try the demo and the admin in a real Chromium
 	}
 	RLAAS_BROWSER=1 $(BIN)/python -m pytest tests/browser $(ARGS)
 
-lint: $(VENV)/.installed ## Check style and types
+lint: $(VENV)/.installed ## Check style, types, layers and Lua
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy rlaas_django
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_scripts.py -k valid_lua
 
 format: $(VENV)/.installed ## Mend style
 	$(BIN)/ruff check --fix .

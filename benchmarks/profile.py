@@ -8,8 +8,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from rlaas_django import Policy, backend, check, plans
-from rlaas_django.wire import pack, reader
+import hiredis
+
+from rlaas_django import Policy, backend, check
+from rlaas_django.backend.commands import pack
+from rlaas_django.limiter.compiled import plan
 
 from . import ours, server
 from .measure import BATCH, DAY, Effort, Ratios, against_ping, rotated, rounds, spread, time_per_call
@@ -39,8 +42,8 @@ def profile(effort: Effort) -> Findings:
     names = [step.name for step in next(iter(columns.values()))]
     rows = [[name, *(spread(found[column, name]) for column in columns)] for name in names]
     note = (
-        "Each step has those before it in it. The first two are what the machine takes whoever asks; what the third is "
-        "longer than the second is the script's; the rest is Python's."
+        "Each step has those before it in it. The first two are what the machine takes for any client; what the third "
+        "is longer than the second is the script's; the rest is Python's."
     )
     return Findings([Table("From a bare socket to a decision", ("÷ ping", *columns), rows, note)])
 
@@ -51,11 +54,12 @@ def _steps(connected: socket.socket, algo: str, limit: int) -> list[Step]:
     ask = partial(_decide, policy, identities)
     for _ in range(2 * USERS):
         ask()
-    calls = itertools.cycle([plans.make(f"user{n % USERS}", policy, 1) for n in range(8 * USERS)])
+    planned = [plan(f"user{n % USERS}", policy, 1) for n in range(8 * USERS)]
+    calls = itertools.cycle([each.policy_set.call(each) for each in planned])
     does_nothing = server.client().script_load("return 1")
     words = next(calls).packed.split(b"\r\n")[4::2]
-    no_op = pack(("EVALSHA", does_nothing, *words[1:])).packed
-    replies = reader()
+    no_op = pack(("EVALSHA", does_nothing, *words[1:]))
+    replies = hiredis.Reader()
 
     def bare(packed: bytes) -> None:
         connected.sendall(packed)
@@ -67,11 +71,14 @@ def _steps(connected: socket.socket, algo: str, limit: int) -> list[Step]:
         return replies.gets()
 
     return [
-        Step("PING over a bare socket", partial(bare, pack(("PING",)).packed)),
+        Step("PING over a bare socket", partial(bare, pack(("PING",)))),
         Step("an EVALSHA of as many words that does nothing", partial(bare, no_op)),
         Step("the script, packed beforehand", lambda: bare(next(calls).packed)),
         Step("and its reply read", read),
-        Step("over a held connection, with breaker and time limit", lambda: backend.run(next(calls))),
+        Step(
+            "over a held connection, with circuit breaker and timeout",
+            lambda: backend.execute(backend.topology(), next(calls)),
+        ),
         Step("`check()`, with the figures for headers", ask),
     ]
 

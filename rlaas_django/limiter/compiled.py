@@ -142,6 +142,7 @@ class Check(NamedTuple):
         """Return the decision that a script's reply means; UnavailableError when it is no reply of our scripts."""
         policy_set, identities, _, _, charge = self
         try:
+            sum(reply)  # a TypeError unless all are numbers
             if len(identities) > 1:
                 outcomes = self.outcomes(reply)
                 allowed = passes(outcomes)

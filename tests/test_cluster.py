@@ -772,6 +772,7 @@ def test_forks_after_the_first_use_and_their_parent_count_together(cluster, limi
     assert [counted(name, policy) for name in names] == [100] * len(names)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:redis")  # of redis-py 6.0 about its own option
 def test_the_cache_works_on_the_cluster(cluster):
     cache, names = caches["default"], IDENTITIES[:30]
     for name in names:

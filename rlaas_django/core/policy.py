@@ -220,6 +220,10 @@ class ScriptArguments(NamedTuple):
     capacity: int
     ttl: int  # ms; how long the state is kept after a charge
 
+    def with_limit(self, limit: int) -> ScriptArguments:
+        """Return them under the limit that a check was decided with, which an override may have set."""
+        return self if limit == self.capacity else self._replace(limit=limit, capacity=limit)
+
 
 @lru_cache(maxsize=1024)
 def script_arguments(policy: Policy, default_algo: str) -> ScriptArguments:

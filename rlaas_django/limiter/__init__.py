@@ -9,13 +9,13 @@ from typing import Any
 
 from .. import backend, conf, signals
 from ..backend import Call, UnavailableError, script_call
-from ..backend.scripts import ALL_ALGORITHMS, for_algorithms
+from ..backend.scripts import ALL_ALGORITHMS
 from ..core.clock import script_time
 from ..core.decision import Decision, Outcome
 from ..core.keys import Identity, counter_key
 from ..core.policy import ALGORITHMS, DEFAULT, Policies, Policy
 from . import fallback
-from .compiled import Check, CompiledPolicySet, compile_policies, plan, with_limit
+from .compiled import Check, CompiledPolicySet, compile_policies, plan
 from .fallback import LocalReceipt
 from .refusal_cache import RefusalCache, cached_refusals
 from .slots import SlotCheck
@@ -105,10 +105,11 @@ async def arefund(decision: Decision) -> bool:
 
 def reset(identity: Identity, policy: Policies = None) -> int:
     """Reset what an identity used, whichever algorithm counted it; return the number of keys deleted."""
-    policy_set = compile_policies(policy)
-    deleted = [backend.execute(policy_set.topology, call) for call in _reset_calls(policy_set, identity)]
+    policy_set, deleted = compile_policies(policy), 0
+    for call in _reset_calls(policy_set, identity):
+        deleted += backend.execute(policy_set.topology, call)
     cached_refusals().invalidate(policy_set.names)
-    return sum(deleted)
+    return deleted
 
 
 async def areset(identity: Identity, policy: Policies = None) -> int:
@@ -153,9 +154,8 @@ def refund_units(identity: Identity, policy: Policy, units: int) -> int:
     policy_set = compile_policies(policy)
     identities = policy_set.identify(identity)
     limit = peek_each([(policy, identities[0])])[0].limit  # an override may have set another
-    arguments = with_limit(policy_set.arguments[0], limit)
-    words = (script_time(), "refund", "", units, *arguments, 0)
-    call = script_call(for_algorithms([arguments.algo]), policy_set.keys(identities), words, is_refund=True)
+    words = (script_time(), "refund", "", units, *policy_set.arguments[0].with_limit(limit), 0)
+    call = script_call(policy_set.script, policy_set.keys(identities), words, is_refund=True)
     refunded = int(sum(backend.execute(policy_set.topology, call)))
     cached_refusals().invalidate(policy_set.names)
     return refunded

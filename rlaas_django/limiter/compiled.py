@@ -15,31 +15,10 @@ from ..backend.scripts import for_algorithms
 from ..conf import Config
 from ..core import clock, process
 from ..core.decision import Decision, Outcome, passes
-from ..core.keys import (
-    GLOBAL,
-    EncodedIdentity,
-    Identity,
-    KeyTemplate,
-    counter_key,
-    identify,
-    is_plain,
-    key_kind,
-    override_key,
-)
-from ..core.policy import (
-    DEFAULT,
-    FIXED_WINDOW,
-    MAX_PRODUCT,
-    Policies,
-    Policy,
-    PolicyError,
-    ScriptArguments,
-    script_arguments,
-    shown,
-)
+from ..core.keys import GLOBAL, EncodedIdentity, Identity, counter_key, identify, is_plain, key_kind, override_key
+from ..core.policy import DEFAULT, FIXED_WINDOW, MAX_PRODUCT, Policies, Policy, PolicyError, script_arguments, shown
 
 MAX_COMPILED = 1024  # sets per process
-
 
 # What the scripts reply for each policy, after the time of the decision:
 # allowed, current_count, remaining, retry_after, reset_after, limit, charged_at (times in ms)
@@ -79,11 +58,9 @@ class CompiledPolicySet:
         self.cacheable = config.local_refusals and self.in_one_call and not any(policy.shadow for policy in policies)
         self._all_by_user = all(key_kind(policy.key) in ("user", "user_or_ip") for policy in policies)
         self._override = override_key(hash_tag=topology.clustered)
-        self._counters: list[KeyTemplate] = []
-        self._words: list[str | int] = []
-        for policy, each in zip(policies, self.arguments, strict=True):
-            self._counters.append(counter_key(policy.name, each.algo, each.window // 1000, hash_tag=topology.clustered))
-            self._words += (*each, int(policy.shadow), policy.name)
+        pairs, clustered = [*zip(policies, self.arguments, strict=True)], topology.clustered
+        self._counters = [counter_key(p.name, a.algo, a.window // 1000, hash_tag=clustered) for p, a in pairs]
+        self._words = [word for policy, each in pairs for word in (*each, int(policy.shadow), policy.name)]
         self._templates: dict[int, tuple[list[str], str]] = {}  # by the length of the identity
 
     def identify(self, identity: Identity) -> tuple[str, ...]:
@@ -190,7 +167,7 @@ class Check(NamedTuple):
         for key, arguments, limit, charged_at in every:
             if charged_at >= 0:
                 keys.append(key)
-                words += (*with_limit(arguments, limit), charged_at)
+                words += (*arguments.with_limit(limit), charged_at)
                 algorithms.add(arguments.algo)
         return script_call(for_algorithms(algorithms), keys, words, is_refund=True) if keys else None
 
@@ -198,11 +175,6 @@ class Check(NamedTuple):
 def _left_of_window(policy: Policy, now: float) -> int:
     window = policy.window * 1000
     return math.ceil((window - now % window) / 1000)
-
-
-def with_limit(arguments: ScriptArguments, limit: int) -> ScriptArguments:
-    """Return a policy's arguments under the limit that it was decided with, which an override may have set."""
-    return arguments if limit == arguments.capacity else arguments._replace(limit=limit, capacity=limit)
 
 
 def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, *, charge: bool = True) -> Check:

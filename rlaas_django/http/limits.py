@@ -50,8 +50,7 @@ class Limits:
         fixed = bool(policies) and all(isinstance(policy.rate, Rate) for policy in policies)
         site = callable(self.cost) or any(map(calls_site_functions, policies))
         user = site or any(map(needs_user, policies))
-        prepared = Prepared(policies, compile_policies(policies) if fixed else None, user, site)
-        config.derived[self] = prepared
+        config.derived[self] = prepared = Prepared(policies, compile_policies(policies) if fixed else None, user, site)
         return prepared
 
 

@@ -16,7 +16,7 @@ from django.utils.module_loading import import_string
 
 from .. import conf, log
 from ..core.keys import IPAddress, Name, key_kind, parse_address
-from ..core.policy import KeyFunction, Policy
+from ..core.policy import KeyFunction
 
 
 class RequestIdentity(Mapping[Any, Any]):
@@ -69,16 +69,6 @@ class RequestIdentity(Mapping[Any, Any]):
 
     def __len__(self) -> int:
         return 3
-
-
-def calls_site_functions(policy: Policy) -> bool:
-    """Return whether a function of the site's gives the key or the rate."""
-    return key_kind(policy.key) == "key" or callable(policy.rate)
-
-
-def needs_user(policy: Policy) -> bool:
-    """Return whether the user matters: the policy counts users, or a function of the site's may read `request.user`."""
-    return policy.key in ("user", "user_or_ip") or calls_site_functions(policy)
 
 
 @lru_cache(maxsize=256)

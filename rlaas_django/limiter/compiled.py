@@ -191,9 +191,7 @@ def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, *,
 def compile_policies(policy: Policies) -> CompiledPolicySet:
     """Return the compiled set of a policy, of its name, or of several; None is the default policy."""
     config, key = conf.config(), policy
-    compiled: dict[Any, CompiledPolicySet] = config.derived.get(CompiledPolicySet) or config.derived.setdefault(
-        CompiledPolicySet, {}
-    )
+    compiled = config.derived.get(CompiledPolicySet) or config.derived.setdefault(CompiledPolicySet, {})
     if isinstance(policy, Policy):
         key = (policy,)  # not the policy: it equals its name, which may be defined otherwise in the settings
     elif policy is not None and not isinstance(policy, str):

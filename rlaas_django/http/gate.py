@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from django.http import HttpRequest
@@ -211,19 +212,15 @@ async def _aresolve(gate: Gate, prepared: Prepared) -> Resolved:
 
 
 def _refund(gate: Gate, decision: Decision, cost: int) -> None:
-    try:
+    with suppress(UnavailableError):  # what was charged ends with its window
         if limiter.refund(decision):
             gate.state.refunded(decision, cost)
-    except UnavailableError:
-        return  # what was charged ends with its window
 
 
 async def _arefund(gate: Gate, decision: Decision, cost: int) -> None:
-    try:
+    with suppress(UnavailableError):
         if await limiter.arefund(decision):
             gate.state.refunded(decision, cost)
-    except UnavailableError:
-        return
 
 
 def _log(request: HttpRequest, outcome: Outcome, block: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import product
 from time import monotonic
 from typing import Any
@@ -122,10 +123,7 @@ async def areset(identity: Identity, policy: Policies = None) -> int:
 
 
 def unlimited() -> Decision:
-    """Return the decision where nothing is checked: rate limiting is off, or no policy applies.
-
-    Its outcome is the default policy's, of an identity ''.
-    """
+    """Return the decision where nothing is checked: an outcome of the default policy, of an identity ''."""
     return Decision(True, (fallback.uncounted(conf.config().policy(DEFAULT), ""),))
 
 
@@ -173,13 +171,11 @@ def _decide(planned: Check) -> Decision:
         except UnavailableError as error:
             progress.fail(group, error)
     for receipt in progress.refunds():
-        try:
+        with suppress(UnavailableError):  # what was charged ends with its window
             _refund(receipt)
             if not isinstance(receipt, LocalReceipt):  # the figures are those after the refund
                 part = receipt[0]._replace(charge=False)
                 progress.add(part, backend.execute(topology, part.policy_set.call(part)))
-        except UnavailableError:
-            continue  # what was charged ends with its window
     decision = progress.decision()
     if progress.error is not None:
         signals.send(signals.backend_failed, error=progress.error, decision=decision)
@@ -197,13 +193,11 @@ async def _adecide(planned: Check) -> Decision:
         except UnavailableError as error:
             progress.fail(group, error)
     for receipt in progress.refunds():
-        try:
+        with suppress(UnavailableError):
             await _arefund(receipt)
             if not isinstance(receipt, LocalReceipt):
                 part = receipt[0]._replace(charge=False)
                 progress.add(part, await backend.aexecute(topology, part.policy_set.call(part)))
-        except UnavailableError:
-            continue
     decision = progress.decision()
     if progress.error is not None:
         await signals.asend(signals.backend_failed, error=progress.error, decision=decision)

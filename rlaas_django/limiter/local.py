@@ -126,9 +126,6 @@ def _ceil(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
 
-State = SlidingLog | TokenBucket
-
-
 class LocalLimiter:
     """The counters of the identities that were seen last."""
 
@@ -137,7 +134,7 @@ class LocalLimiter:
 
     def reset(self) -> None:
         self._lock = threading.Lock()
-        self._states: OrderedDict[tuple[str, str, int, bool], State] = OrderedDict()
+        self._states: OrderedDict[tuple[str, str, int, bool], SlidingLog | TokenBucket] = OrderedDict()
 
     def check(
         self, limits: Sequence[LocalLimit], now: int, cost: int, *, charge: bool, max_identities: int
@@ -171,7 +168,7 @@ class LocalLimiter:
     def __len__(self) -> int:
         return len(self._states)
 
-    def _state(self, limit: LocalLimit) -> State:
+    def _state(self, limit: LocalLimit) -> SlidingLog | TokenBucket:
         """Return the state of an identity, or a new one that is not kept yet."""
         if (state := self._states.get(limit.key)) is None:
             return SlidingLog() if limit.burst is None else TokenBucket()

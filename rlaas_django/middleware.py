@@ -30,14 +30,8 @@ class RateLimitMiddleware:
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         run: Any = aenter if self.is_async else enter
-        return run(_limits_for(request), request, self.get_response, request)  # type: ignore[no-any-return]
-
-
-def _limits_for(request: HttpRequest) -> Limits:
-    for rule in conf.config().rules:
-        if rule.matches(request.path_info, request.method):
-            return _limits(rule.policies)
-    return _limits((DEFAULT,))
+        matching = (rule.policies for rule in conf.config().rules if rule.matches(request.path_info, request.method))
+        return run(_limits(next(matching, (DEFAULT,))), request, self.get_response, request)  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=256)

@@ -84,4 +84,4 @@ def test_policies_made_for_each_call_fill_no_memory(configure):
 
     for n in range(compiled.MAX_COMPILED + 10):
         compile_policies(Policy(f"p{n}", "5/m"))
-    assert len(compiled.conf.config().derived[compiled.CompiledSets].by_policies) <= compiled.MAX_COMPILED
+    assert len(compiled.conf.config().derived[compiled.CompiledPolicySet]) <= compiled.MAX_COMPILED

@@ -15,15 +15,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 from uuid import UUID
 
-from .policy import (
-    DEFAULT,
-    FIXED_WINDOW,
-    SLIDING_WINDOW,
-    SLIDING_WINDOW_COMPACT,
-    SLIDING_WINDOW_COUNTER,
-    TOKEN_BUCKET,
-    Policy,
-)
+from . import policy as algorithms
+from .policy import DEFAULT, Policy
 
 COUNTER_PREFIX = "rlaas:rate_limit:"
 OVERRIDE_PREFIX = "rlaas:override:"
@@ -33,11 +26,11 @@ MAX_LENGTH = 128  # of an encoded identity; a longer one is hashed
 # What a counter's key ends in. Where another window would give the state another meaning, the window is in the ending,
 # so that changing the window needs no flush.
 ENDINGS = {
-    FIXED_WINDOW: "",  # the script adds the window's index, which only the server's clock tells
-    SLIDING_WINDOW: "",
-    SLIDING_WINDOW_COMPACT: ":log",
-    SLIDING_WINDOW_COUNTER: ":counter-{window}",
-    TOKEN_BUCKET: ":bucket-{window}",
+    algorithms.FIXED_WINDOW: "",  # the script adds the window's index, which only the server's clock tells
+    algorithms.SLIDING_WINDOW: "",
+    algorithms.SLIDING_WINDOW_COMPACT: ":log",
+    algorithms.SLIDING_WINDOW_COUNTER: ":counter-{window}",
+    algorithms.TOKEN_BUCKET: ":bucket-{window}",
 }
 
 Name = str | int | UUID
@@ -140,7 +133,7 @@ def encode_name(kind: str, name: object, encoding: Encoding) -> str:
     if kind == "ip":
         return _encode_address(text, encoding.ipv6_prefix)
     if kind in ("token", "header"):
-        text = digest(text, encoding.secret())  # a credential, or likely one
+        text = digest(text, hashlib.blake2b(encoding.secret(), digest_size=32).digest())  # a credential, or likely one
     return f"{kind}={encode(text)}"
 
 
@@ -151,8 +144,7 @@ def encode(text: str) -> str:
     encoded = quote(text, safe=_SAFE, errors="surrogatepass")
     if len(encoded) <= MAX_LENGTH:
         return encoded
-    hashed = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    return f"blake2={hashed}"  # no encoded text has a bare =, so no other identity is encoded like this
+    return f"blake2={digest(text)}"  # no encoded text has a bare =, so no other identity is encoded like this
 
 
 def decode(identity: str) -> tuple[str, str]:
@@ -165,9 +157,8 @@ def decode(identity: str) -> tuple[str, str]:
     return kind, unquote(text, errors="surrogatepass")
 
 
-def digest(text: str, secret: bytes) -> str:
-    """Return a keyed digest of a credential, so that nobody who reads Redis can use it."""
-    key = hashlib.blake2b(secret, digest_size=32).digest()
+def digest(text: str, key: bytes = b"") -> str:
+    """Return a digest of text; of a credential a keyed one, so that nobody who reads Redis can use it."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, key=key).hexdigest()
 
 

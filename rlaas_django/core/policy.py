@@ -73,17 +73,14 @@ class Rate:
 
     def __post_init__(self) -> None:
         for word, number in (("limit", self.limit), ("window", self.window)):
-            if type(number) is not int:
-                raise PolicyError(f"The {word} {shown(number)} is not a whole number; {RATE_FORMS}.")
-            if number < 1:
-                raise PolicyError(f"The {word} {shown(number)} is below 1; {RATE_FORMS}.")
+            if type(number) is not int or number < 1:
+                reason = "below 1" if type(number) is int else "not a whole number"
+                raise PolicyError(f"The {word} {shown(number)} is {reason}; {RATE_FORMS}.")
         if self.window > YEAR:
             raise PolicyError(f"The window of {shown(self.window)} seconds is over a year; at most {YEAR} is accepted.")
-        if self.limit > self.maximum(self.window):
-            raise PolicyError(
-                f"The limit {shown(self.limit)} is too large to be counted exactly over {self.window} seconds; "
-                f"at most {self.maximum(self.window)} is accepted."
-            )
+        if self.limit > (maximum := self.maximum(self.window)):
+            reason = f"too large to be counted exactly over {self.window} seconds; at most {maximum} is accepted"
+            raise PolicyError(f"The limit {shown(self.limit)} is {reason}.")
 
     @staticmethod
     def maximum(window: int) -> int:
@@ -219,6 +216,10 @@ class ScriptArguments(NamedTuple):
     window: int  # ms
     capacity: int
     ttl: int  # ms; how long the state is kept after a charge
+
+    def with_limit(self, limit: int) -> ScriptArguments:
+        """Return them under the limit that a check was decided with, which an override may have set."""
+        return self if limit == self.capacity else self._replace(limit=limit, capacity=limit)
 
 
 @lru_cache(maxsize=1024)

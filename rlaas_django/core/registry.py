@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from .policy import Policy
 
@@ -16,14 +16,8 @@ class Limits(NamedTuple):
     policies: tuple[str | Policy, ...]
 
 
-class Source(Protocol):
-    """A decorator with the views that it limits."""
-
-    def limits(self) -> list[Limits]: ...
-
-
-# Weak, so that the views of a test are gone with the test.
-sources: weakref.WeakSet[Source] = weakref.WeakSet()
+# Decorators, whose `limits()` are the views that they limit. Weak, so that the views of a test are gone with the test.
+sources: weakref.WeakSet[Any] = weakref.WeakSet()
 
 # Names of policies that are charged before it is known whether the request counts (`charge_when`): a refusal by one of
 # them may end early, so it is not cached.

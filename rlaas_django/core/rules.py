@@ -44,9 +44,8 @@ def refuse_unknown(options: Mapping[str, Any], known: tuple[str, ...]) -> None:
     """Raise PolicyError for an option that does not exist."""
     for option in options:
         if option not in known:
-            raise PolicyError(
-                f"there is no option {option!r}{nearest(option, known)} The options are {', '.join(known)}."
-            )
+            hint = nearest(option, known)
+            raise PolicyError(f"there is no option {option!r}{hint} The options are {', '.join(known)}.")
 
 
 def parse_rule(entry: Any, policies: Mapping[str, Policy]) -> Rule:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from django.http import HttpRequest
@@ -127,26 +128,18 @@ class Gate:
         """Return what limits before these charged: a refused request costs nothing."""
         return [each for each in self.state.checked if each[0].allowed] if len(self.state.checked) > 1 else []
 
-    def respond(self) -> responses.Respond:
-        """Return what makes the response of a refusal: the site's function, or our page."""
-        return self.limits.response or conf.config().response or responses.page
-
-    def plain_refusal(self, decision: Decision) -> HttpResponseBase | None:
-        """Return a refusal that needs no database; None where the site's function or a template makes it."""
-        return responses.plain_refusal(self.request, decision) if self.respond() is responses.page else None
+    @property
+    def response(self) -> responses.Respond | None:
+        """The site's function for refusals; None for our own."""
+        return self.limits.response or conf.config().response
 
     def finish(self, response: HttpResponseBase, decision: Decision) -> HttpResponseBase:
         """Add the headers of a refusal."""
         responses.add_refusal_headers(response, decision)
         responses.add_headers(response, self.state.decision)
-        if self.state.log_suppressed and self.respond() is responses.page:
+        if self.state.log_suppressed and self.response is None:
             responses.suppress_log(self.request, response)
         return response
-
-    def is_free(self, response: HttpResponseBase) -> bool:
-        """Return whether `charge_when` says that this response costs nothing."""
-        charge_when = self.limits.charge_when
-        return charge_when is not None and isinstance(response, HttpResponseBase) and not charge_when(response)
 
 
 def enter(
@@ -164,17 +157,16 @@ def enter(
     if refusal is not None:
         for decision, cost in gate.to_refund():
             _refund(gate, decision, cost)
-        response = gate.plain_refusal(refusal) or responses.respond(gate.respond(), request, refusal)
-        return gate.finish(response, refusal)
+        return gate.finish(responses.respond(gate.response, request, refusal), refusal)
     try:
         response = view(*args, **kwargs)
     except Exception:
         if not limits.charge_on_error and gate.decision is not None:
             _refund(gate, gate.decision, cost)
         raise
-    if limits.charge_when is not None and gate.decision is not None and gate.is_free(response):
-        _refund(gate, gate.decision, cost)
     if isinstance(response, HttpResponseBase):  # otherwise Django tells the view's author
+        if limits.charge_when is not None and gate.decision is not None and not limits.charge_when(response):
+            _refund(gate, gate.decision, cost)
         responses.add_headers(response, gate.state.decision)
     return response
 
@@ -194,17 +186,16 @@ async def aenter(
     if refusal is not None:
         for decision, cost in gate.to_refund():
             await _arefund(gate, decision, cost)
-        response = gate.plain_refusal(refusal) or await responses.arespond(gate.respond(), request, refusal)
-        return gate.finish(response, refusal)
+        return gate.finish(await responses.arespond(gate.response, request, refusal), refusal)
     try:
         response = await view(*args, **kwargs)
     except Exception:
         if not limits.charge_on_error and gate.decision is not None:
             await _arefund(gate, gate.decision, cost)
         raise
-    if limits.charge_when is not None and gate.decision is not None and gate.is_free(response):
-        await _arefund(gate, gate.decision, cost)
     if isinstance(response, HttpResponseBase):
+        if limits.charge_when is not None and gate.decision is not None and not limits.charge_when(response):
+            await _arefund(gate, gate.decision, cost)
         responses.add_headers(response, gate.state.decision)
     return response
 
@@ -212,46 +203,28 @@ async def aenter(
 async def _aresolve(gate: Gate, prepared: Prepared) -> Resolved:
     """As `Gate.resolve`, without reaching the database from the event loop."""
     request: Any = gate.request
-    if (
-        prepared.needs_user
-        and isinstance(getattr(request, "user", None), SimpleLazyObject)
-        and hasattr(request, "auser")
-    ):
+    is_lazy = prepared.needs_user and isinstance(getattr(request, "user", None), SimpleLazyObject)
+    if is_lazy and hasattr(request, "auser"):
         request.user = await request.auser()
     if prepared.calls_site_functions:
-        resolved: tuple[RequestIdentity, CompiledPolicySet | None, int] = await responses.in_thread(gate.resolve)(
-            prepared
-        )
-        return resolved
+        return await responses.in_thread(gate.resolve)(prepared)  # type: ignore[no-any-return]
     return gate.resolve(prepared)
 
 
 def _refund(gate: Gate, decision: Decision, cost: int) -> None:
-    try:
+    with suppress(UnavailableError):  # what was charged ends with its window
         if limiter.refund(decision):
             gate.state.refunded(decision, cost)
-    except UnavailableError:
-        return  # what was charged ends with its window
 
 
 async def _arefund(gate: Gate, decision: Decision, cost: int) -> None:
-    try:
+    with suppress(UnavailableError):
         if await limiter.arefund(decision):
             gate.state.refunded(decision, cost)
-    except UnavailableError:
-        return
 
 
 def _log(request: HttpRequest, outcome: Outcome, block: bool) -> None:
-    refused = "refused" if block else "over the limit"
-    log.logger.warning(
-        "%s policy=%s identity=%s count=%d/%d retry_after=%.3f %s %s",
-        "would be refused" if outcome.policy.shadow else refused,
-        outcome.policy,
-        outcome.identity,
-        outcome.current_count,
-        outcome.limit,
-        outcome.retry_after,
-        log.escaped(request.method or ""),
-        log.escaped(request.path),
-    )
+    refused = "would be refused" if outcome.policy.shadow else "refused" if block else "over the limit"
+    figures = outcome.policy, outcome.identity, outcome.current_count, outcome.limit, outcome.retry_after
+    asked = log.escaped(request.method or ""), log.escaped(request.path)
+    log.logger.warning("%s policy=%s identity=%s count=%d/%d retry_after=%.3f %s %s", refused, *figures, *asked)

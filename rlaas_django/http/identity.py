@@ -16,7 +16,7 @@ from django.utils.module_loading import import_string
 
 from .. import conf, log
 from ..core.keys import IPAddress, Name, key_kind, parse_address
-from ..core.policy import KeyFunction, Policy
+from ..core.policy import KeyFunction
 
 
 class RequestIdentity(Mapping[Any, Any]):
@@ -29,7 +29,13 @@ class RequestIdentity(Mapping[Any, Any]):
     def call_key_function(self, key: str | KeyFunction) -> None:
         """Call the site's key function, if the key is one."""
         if key_kind(key) == "key":
-            self._results[key] = _call(key_function(key), self.request)
+            function = key_function(key)
+            name = function(self.request)
+            if name is not None and (isinstance(name, bool) or not isinstance(name, (str, int, UUID))):
+                kind = type(name).__name__
+                log.error("The key %r returned a %s, which is no identity; the address counts.", function, kind)
+                name = None
+            self._results[key] = name
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Not by way of `[]`, whose KeyError could be one of the site's own function."""
@@ -65,31 +71,10 @@ class RequestIdentity(Mapping[Any, Any]):
         return 3
 
 
-def calls_site_functions(policy: Policy) -> bool:
-    """Return whether a function of the site's gives the key or the rate."""
-    return key_kind(policy.key) == "key" or callable(policy.rate)
-
-
-def needs_user(policy: Policy) -> bool:
-    """Return whether the user matters: the policy counts users, or a function of the site's may read `request.user`."""
-    return policy.key in ("user", "user_or_ip") or calls_site_functions(policy)
-
-
 @lru_cache(maxsize=256)
 def key_function(key: str | KeyFunction) -> KeyFunction:
     """Return a key function, importing its dotted path."""
-    if not isinstance(key, str):
-        return key
-    found: KeyFunction = import_string(key)
-    return found
-
-
-def _call(function: KeyFunction, request: HttpRequest) -> Name | None:
-    name = function(request)
-    if name is None or (isinstance(name, (str, int, UUID)) and not isinstance(name, bool)):
-        return name
-    log.error("The key %r returned a %s, which is no identity; the address counts.", function, type(name).__name__)
-    return None
+    return import_string(key) if isinstance(key, str) else key
 
 
 def _user(request: HttpRequest) -> Name | None:

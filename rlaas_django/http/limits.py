@@ -12,9 +12,9 @@ from django.http.response import HttpResponseBase
 
 from .. import conf, log
 from ..core import registry
+from ..core.keys import key_kind
 from ..core.policy import DEFAULT, Policy, PolicyError, Rate, shown
 from ..limiter.compiled import CompiledPolicySet, compile_policies
-from .identity import calls_site_functions, needs_user
 from .responses import Respond
 
 
@@ -23,8 +23,8 @@ class Prepared(NamedTuple):
 
     policies: tuple[Policy, ...]
     policy_set: CompiledPolicySet | None  # None where a rate depends on the request
-    needs_user: bool
-    calls_site_functions: bool
+    needs_user: bool  # a policy counts users, or a function of the site's may read `request.user`
+    calls_site_functions: bool  # one gives a key, a rate or the cost
 
 
 @dataclass(slots=True, eq=False)
@@ -48,10 +48,9 @@ class Limits:
         config = conf.config()
         policies = tuple(config.policy(each) if isinstance(each, str) else each for each in self.policies)
         fixed = bool(policies) and all(isinstance(policy.rate, Rate) for policy in policies)
-        site = callable(self.cost) or any(map(calls_site_functions, policies))
-        user = site or any(map(needs_user, policies))
-        prepared = Prepared(policies, compile_policies(policies) if fixed else None, user, site)
-        config.derived[self] = prepared
+        site = callable(self.cost) or any(key_kind(each.key) == "key" or callable(each.rate) for each in policies)
+        user = site or any(policy.key in ("user", "user_or_ip") for policy in policies)
+        config.derived[self] = prepared = Prepared(policies, compile_policies(policies) if fixed else None, user, site)
         return prepared
 
 

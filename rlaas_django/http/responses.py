@@ -106,8 +106,7 @@ def _status(decision: Decision) -> int:
 
 def _wait(decision: Decision) -> int | None:
     """Return whole seconds; None when waiting does not help."""
-    wait = decision.retry_after
-    return None if wait == math.inf else whole_seconds(wait)
+    return None if decision.retry_after == math.inf else whole_seconds(decision.retry_after)
 
 
 def title(decision: Decision) -> str:
@@ -132,39 +131,33 @@ def _problem(decision: Decision) -> HttpResponse:
 
 @lru_cache(maxsize=1024)
 def _problem_body(unavailable: bool, title: str, detail: str, violated: tuple[str, ...]) -> bytes:
-    problem: dict[str, Any] = {
-        "type": PROBLEMS + ("temporary-reduced-capacity" if unavailable else "quota-exceeded"),
-        "title": title,
-        "status": 503 if unavailable else 429,
-        "detail": detail,
-        "violated-policies": violated,
-    }
-    return json.dumps(problem).encode()
+    kind, status = ("temporary-reduced-capacity", 503) if unavailable else ("quota-exceeded", 429)
+    problem = {"type": PROBLEMS + kind, "title": title, "status": status, "detail": detail}
+    return json.dumps({**problem, "violated-policies": violated}).encode()
 
 
 def _text(decision: Decision) -> HttpResponse:
-    text = f"{title(decision)}. {detail(decision)}\n"
     headers = {"Content-Type": "text/plain; charset=utf-8", "Vary": "Accept"}
-    return HttpResponse(text, status=_status(decision), headers=headers)
+    return HttpResponse(f"{title(decision)}. {detail(decision)}\n", status=_status(decision), headers=headers)
 
 
-async def arespond(respond: Respond, request: HttpRequest, decision: Decision) -> HttpResponseBase:
-    """Return the response of the site's function or of our template, which may use the database."""
-    call = respond if iscoroutinefunction(respond) else in_thread(respond)
+async def arespond(function: Respond | None, request: HttpRequest, decision: Decision) -> HttpResponseBase:
+    """Return the response of the site's function, or our own."""
+    if function is None and (plain := plain_refusal(request, decision)) is not None:
+        return plain
+    call = function if iscoroutinefunction(function) else in_thread(function or page)
     response: Any = await call(request, decision)
     if not getattr(response, "is_rendered", True):  # Django renders a view's template response, not a middleware's
         response = await in_thread(response.render)()
-    finished: HttpResponseBase = response
-    return finished
+    return response  # type: ignore[no-any-return]
 
 
-def respond(function: Respond, request: HttpRequest, decision: Decision) -> HttpResponseBase:
+def respond(function: Respond | None, request: HttpRequest, decision: Decision) -> HttpResponseBase:
     """As `arespond`, for sync code."""
+    if function is None:
+        return plain_refusal(request, decision) or page(request, decision)
     response: Any = (async_to_sync(function) if iscoroutinefunction(function) else function)(request, decision)
-    if not getattr(response, "is_rendered", True):
-        response = response.render()
-    finished: HttpResponseBase = response
-    return finished
+    return response if getattr(response, "is_rendered", True) else response.render()  # type: ignore[no-any-return]
 
 
 def in_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
@@ -180,6 +173,9 @@ def in_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     return run
 
 
+SUPPRESSED = "rate_limit_log_suppressed"  # an attribute of a request
+
+
 class SuppressedRefusals(logging.Filter):
     """Keeps Django from logging a refusal where our own line was suppressed.
 
@@ -189,9 +185,6 @@ class SuppressedRefusals(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not getattr(getattr(record, "request", None), SUPPRESSED, False)
-
-
-SUPPRESSED = "rate_limit_log_suppressed"  # an attribute of a request
 
 
 def suppress_log(request: HttpRequest, response: HttpResponseBase) -> None:

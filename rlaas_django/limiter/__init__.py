@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import product
 from time import monotonic
 from typing import Any
 
 from .. import backend, conf, signals
 from ..backend import Call, UnavailableError, script_call
-from ..backend.scripts import ALL_ALGORITHMS, for_algorithms
+from ..backend.scripts import ALL_ALGORITHMS
 from ..core.clock import script_time
 from ..core.decision import Decision, Outcome
 from ..core.keys import Identity, counter_key
 from ..core.policy import ALGORITHMS, DEFAULT, Policies, Policy
 from . import fallback
-from .compiled import Check, CompiledPolicySet, compile_policies, plan, with_limit
+from .compiled import Check, CompiledPolicySet, compile_policies, plan
 from .fallback import LocalReceipt
 from .refusal_cache import RefusalCache, cached_refusals
 from .slots import SlotCheck
@@ -36,7 +38,9 @@ def check(identity: Identity, policy: Policies | CompiledPolicySet = None, *, co
     try:
         decision = planned.read(backend.execute(policy_set.topology, policy_set.call(planned)))
     except UnavailableError as error:
-        return _decide_without_redis(planned, error)
+        decision = fallback.decide_all(planned)
+        signals.send(signals.backend_failed, error=error, decision=decision)
+        return decision
     if not decision.allowed:
         cached_refusals().store(planned, decision, started)
     return decision
@@ -53,7 +57,9 @@ async def acheck(identity: Identity, policy: Policies | CompiledPolicySet = None
     try:
         decision = planned.read(await backend.aexecute(policy_set.topology, policy_set.call(planned)))
     except UnavailableError as error:
-        return await _adecide_without_redis(planned, error)
+        decision = fallback.decide_all(planned)
+        await signals.asend(signals.backend_failed, error=error, decision=decision)
+        return decision
     if not decision.allowed:
         cached_refusals().store(planned, decision, started)
     return decision
@@ -100,10 +106,11 @@ async def arefund(decision: Decision) -> bool:
 
 def reset(identity: Identity, policy: Policies = None) -> int:
     """Reset what an identity used, whichever algorithm counted it; return the number of keys deleted."""
-    policy_set = compile_policies(policy)
-    deleted = [backend.execute(policy_set.topology, call) for call in _reset_calls(policy_set, identity)]
+    policy_set, deleted = compile_policies(policy), 0
+    for call in _reset_calls(policy_set, identity):
+        deleted += backend.execute(policy_set.topology, call)
     cached_refusals().invalidate(policy_set.names)
-    return sum(deleted)
+    return deleted
 
 
 async def areset(identity: Identity, policy: Policies = None) -> int:
@@ -116,10 +123,7 @@ async def areset(identity: Identity, policy: Policies = None) -> int:
 
 
 def unlimited() -> Decision:
-    """Return the decision where nothing is checked: rate limiting is off, or no policy applies.
-
-    Its outcome is the default policy's, of an identity ''.
-    """
+    """Return the decision where nothing is checked: an outcome of the default policy, of an identity ''."""
     return Decision(True, (fallback.uncounted(conf.config().policy(DEFAULT), ""),))
 
 
@@ -148,9 +152,8 @@ def refund_units(identity: Identity, policy: Policy, units: int) -> int:
     policy_set = compile_policies(policy)
     identities = policy_set.identify(identity)
     limit = peek_each([(policy, identities[0])])[0].limit  # an override may have set another
-    arguments = with_limit(policy_set.arguments[0], limit)
-    words = (script_time(), "refund", "", units, *arguments, 0)
-    call = script_call(for_algorithms([arguments.algo]), policy_set.keys(identities), words, is_refund=True)
+    words = (script_time(), "refund", "", units, *policy_set.arguments[0].with_limit(limit), 0)
+    call = script_call(policy_set.script, policy_set.keys(identities), words, is_refund=True)
     refunded = int(sum(backend.execute(policy_set.topology, call)))
     cached_refusals().invalidate(policy_set.names)
     return refunded
@@ -158,77 +161,43 @@ def refund_units(identity: Identity, policy: Policy, units: int) -> int:
 
 def _decide(planned: Check) -> Decision:
     """Decide what is not the usual: a peek, a cluster, or rate limiting that is turned off."""
-    policy_set = planned.policy_set
-    if not policy_set.enabled:
+    if not planned.policy_set.enabled:
         return fallback.decide_all(planned)
-    if policy_set.topology.clustered:
-        return _decide_by_slot(planned)
-    try:
-        return planned.read(backend.execute(policy_set.topology, policy_set.call(planned)))
-    except UnavailableError as error:
-        return _decide_without_redis(planned, error)
-
-
-async def _adecide(planned: Check) -> Decision:
-    policy_set = planned.policy_set
-    if not policy_set.enabled:
-        return fallback.decide_all(planned)
-    if policy_set.topology.clustered:
-        return await _adecide_by_slot(planned)
-    try:
-        return planned.read(await backend.aexecute(policy_set.topology, policy_set.call(planned)))
-    except UnavailableError as error:
-        return await _adecide_without_redis(planned, error)
-
-
-def _decide_without_redis(planned: Check, error: UnavailableError) -> Decision:
-    decision = fallback.decide_all(planned)
-    signals.send(signals.backend_failed, error=error, decision=decision)
-    return decision
-
-
-async def _adecide_without_redis(planned: Check, error: UnavailableError) -> Decision:
-    decision = fallback.decide_all(planned)
-    await signals.asend(signals.backend_failed, error=error, decision=decision)
-    return decision
-
-
-def _decide_by_slot(planned: Check) -> Decision:
     progress, topology = SlotCheck(planned), planned.policy_set.topology
     for group in progress.groups:
         try:
-            if (call := progress.call(group)) is not None:
-                progress.add(backend.execute(topology, call))
+            if (part := progress.part(group)) is not None:
+                progress.add(part, backend.execute(topology, part.policy_set.call(part)))
         except UnavailableError as error:
             progress.fail(group, error)
     for receipt in progress.refunds():
-        try:
+        with suppress(UnavailableError):  # what was charged ends with its window
             _refund(receipt)
-            if not isinstance(receipt, LocalReceipt):
-                progress.update(backend.execute(topology, progress.look_again(receipt[0])))
-        except UnavailableError:
-            continue  # what was charged ends with its window
+            if not isinstance(receipt, LocalReceipt):  # the figures are those after the refund
+                part = receipt[0]._replace(charge=False)
+                progress.add(part, backend.execute(topology, part.policy_set.call(part)))
     decision = progress.decision()
     if progress.error is not None:
         signals.send(signals.backend_failed, error=progress.error, decision=decision)
     return decision
 
 
-async def _adecide_by_slot(planned: Check) -> Decision:
+async def _adecide(planned: Check) -> Decision:
+    if not planned.policy_set.enabled:
+        return fallback.decide_all(planned)
     progress, topology = SlotCheck(planned), planned.policy_set.topology
     for group in progress.groups:
         try:
-            if (call := progress.call(group)) is not None:
-                progress.add(await backend.aexecute(topology, call))
+            if (part := progress.part(group)) is not None:
+                progress.add(part, await backend.aexecute(topology, part.policy_set.call(part)))
         except UnavailableError as error:
             progress.fail(group, error)
     for receipt in progress.refunds():
-        try:
+        with suppress(UnavailableError):
             await _arefund(receipt)
             if not isinstance(receipt, LocalReceipt):
-                progress.update(await backend.aexecute(topology, progress.look_again(receipt[0])))
-        except UnavailableError:
-            continue
+                part = receipt[0]._replace(charge=False)
+                progress.add(part, await backend.aexecute(topology, part.policy_set.call(part)))
     decision = progress.decision()
     if progress.error is not None:
         await signals.asend(signals.backend_failed, error=progress.error, decision=decision)
@@ -267,15 +236,13 @@ async def _arefund(receipt: Any) -> int:
 
 def _reset_calls(policy_set: CompiledPolicySet, identity: Identity) -> list[Call]:
     """Return the calls that delete every key an algorithm may have written, one per slot."""
-    topology, places = policy_set.topology, []
-    identities = policy_set.identify(identity)
-    for policy, who, arguments in zip(policy_set.policies, identities, policy_set.arguments, strict=True):
-        window = arguments.window // 1000
-        keys = [counter_key(policy.name, algo, window, hash_tag=topology.clustered).key(who) for algo in ALGORITHMS]
-        places.append((keys, [word for algo in ALGORITHMS for word in (algo, arguments.window)]))
-    calls = []
-    for group in topology.group_by_slot([keys[0] for keys, _ in places]):
-        keys = [key for i in group for key in places[i][0]]
-        words = [word for i in group for word in places[i][1]]
+    identities, clustered, calls = policy_set.identify(identity), policy_set.topology.clustered, []
+    for group in policy_set.topology.group_by_slot(policy_set.keys(identities)):
+        keys: list[str] = []
+        words: list[str | int] = []
+        for i, algo in product(group, ALGORITHMS):
+            name, window = policy_set.policies[i].name, policy_set.arguments[i].window
+            keys.append(counter_key(name, algo, window // 1000, hash_tag=clustered).key(identities[i]))
+            words += (algo, window)
         calls.append(script_call(ALL_ALGORITHMS, keys, (script_time(), "reset", "", 0, *words)))
     return calls

@@ -16,20 +16,9 @@ from ..conf import Config
 from ..core import clock, process
 from ..core.decision import Decision, Outcome, passes
 from ..core.keys import GLOBAL, EncodedIdentity, Identity, counter_key, identify, is_plain, key_kind, override_key
-from ..core.policy import (
-    DEFAULT,
-    FIXED_WINDOW,
-    MAX_PRODUCT,
-    Policies,
-    Policy,
-    PolicyError,
-    ScriptArguments,
-    script_arguments,
-    shown,
-)
+from ..core.policy import DEFAULT, FIXED_WINDOW, MAX_PRODUCT, Policies, Policy, PolicyError, script_arguments, shown
 
 MAX_COMPILED = 1024  # sets per process
-
 
 # What the scripts reply for each policy, after the time of the decision:
 # allowed, current_count, remaining, retry_after, reset_after, limit, charged_at (times in ms)
@@ -68,16 +57,10 @@ class CompiledPolicySet:
         # A shadow policy's outcome may change while another one refuses, so such a refusal is not cached.
         self.cacheable = config.local_refusals and self.in_one_call and not any(policy.shadow for policy in policies)
         self._all_by_user = all(key_kind(policy.key) in ("user", "user_or_ip") for policy in policies)
-        self._counters = tuple(
-            counter_key(policy.name, each.algo, each.window // 1000, hash_tag=topology.clustered)
-            for policy, each in zip(policies, self.arguments, strict=True)
-        )
         self._override = override_key(hash_tag=topology.clustered)
-        self._words = [
-            word
-            for policy, each in zip(policies, self.arguments, strict=True)
-            for word in (*each, int(policy.shadow), policy.name)
-        ]
+        pairs, clustered = [*zip(policies, self.arguments, strict=True)], topology.clustered
+        self._counters = [counter_key(p.name, a.algo, a.window // 1000, hash_tag=clustered) for p, a in pairs]
+        self._words = [word for policy, each in pairs for word in (*each, int(policy.shadow), policy.name)]
         self._templates: dict[int, tuple[list[str], str]] = {}  # by the length of the identity
 
     def identify(self, identity: Identity) -> tuple[str, ...]:
@@ -158,7 +141,10 @@ class Check(NamedTuple):
             decision.degraded, decision.receipts = False, [(self, reply)] if allowed and charge else []
             decision.read_outcomes = partial(self.outcomes, reply)
         except (TypeError, ValueError) as error:
-            raise self._unexpected(reply) from error
+            unexpected = backend.UnavailableError(f"unexpected reply: {reply!r:.100}")
+            if (server := policy_set.topology.server_for(policy_set.keys(identities)[0])) is not None:
+                server.breaker.log_error(unexpected)
+            raise unexpected from error
         return decision
 
     def outcomes(self, reply: list[Any]) -> tuple[Outcome, ...]:
@@ -174,39 +160,22 @@ class Check(NamedTuple):
             raise ValueError(f"{len(reply)} elements")
         return tuple(outcomes)
 
-    def _unexpected(self, reply: Any) -> backend.UnavailableError:
-        error = backend.UnavailableError(f"unexpected reply: {reply!r:.100}")
-        server = self.policy_set.topology.server_for(self.policy_set.keys(self.identities)[0])
-        if server is not None:
-            server.breaker.log_error(error)
-        return error
-
     def refund_call(self, reply: list[Any]) -> Call | None:
         """Return the call that refunds what was charged; None when nothing was."""
-        keys: list[str] = []
-        words: list[str | int] = []
-        algorithms: set[str] = set()
+        keys, words, algorithms = [], [clock.script_time(), "refund", self.unique, self.cost], set()
         limits, stamps = reply[6::REPLY_SIZE], reply[7::REPLY_SIZE]
         every = zip(self.policy_set.keys(self.identities), self.policy_set.arguments, limits, stamps, strict=True)
         for key, arguments, limit, charged_at in every:
             if charged_at >= 0:
                 keys.append(key)
-                words += (*with_limit(arguments, limit), charged_at)
+                words += (*arguments.with_limit(limit), charged_at)
                 algorithms.add(arguments.algo)
-        if not keys:
-            return None
-        words = [clock.script_time(), "refund", self.unique, self.cost, *words]
-        return script_call(for_algorithms(algorithms), keys, words, is_refund=True)
+        return script_call(for_algorithms(algorithms), keys, words, is_refund=True) if keys else None
 
 
 def _left_of_window(policy: Policy, now: float) -> int:
     window = policy.window * 1000
     return math.ceil((window - now % window) / 1000)
-
-
-def with_limit(arguments: ScriptArguments, limit: int) -> ScriptArguments:
-    """Return a policy's arguments under the limit that it was decided with, which an override may have set."""
-    return arguments if limit == arguments.capacity else arguments._replace(limit=limit, capacity=limit)
 
 
 def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, *, charge: bool = True) -> Check:
@@ -220,43 +189,25 @@ def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, *,
     return Check(policy_set, policy_set.identify(identity), unique, cost, charge)
 
 
-class CompiledSets:
-    """The sets that were compiled under the same settings, by what they were asked for."""
-
-    def __init__(self) -> None:
-        # Apart, because a policy equals its name, which may be defined otherwise in the settings.
-        self.by_name: dict[str | None, CompiledPolicySet] = {}
-        self.by_policies: dict[Policy | tuple[Policy, ...], CompiledPolicySet] = {}
-
-
 def compile_policies(policy: Policies) -> CompiledPolicySet:
     """Return the compiled set of a policy, of its name, or of several; None is the default policy."""
-    config = conf.config()
-    sets: CompiledSets = config.derived.get(CompiledSets) or config.derived.setdefault(CompiledSets, CompiledSets())
+    config, key = conf.config(), policy
+    compiled = config.derived.get(CompiledPolicySet) or config.derived.setdefault(CompiledPolicySet, {})
     if isinstance(policy, Policy):
-        return sets.by_policies.get(policy) or _compile(sets.by_policies, policy, (policy,), config)
-    if policy is None or isinstance(policy, str):
-        return sets.by_name.get(policy) or _compile(sets.by_name, policy, (policy,), config)
-    policies = tuple([each if isinstance(each, Policy) else config.policy(each) for each in policy])
-    return sets.by_policies.get(policies) or _compile(sets.by_policies, policies, policies, config)
+        key = (policy,)  # not the policy: it equals its name, which may be defined otherwise in the settings
+    elif policy is not None and not isinstance(policy, str):
+        key = tuple([each if isinstance(each, Policy) else config.policy(each) for each in policy])
+    return compiled.get(key) or _compile(compiled, key, config)
 
 
-def _compile(
-    sets: dict[Any, CompiledPolicySet], key: Any, policies: Sequence[str | Policy | None], config: Config
-) -> CompiledPolicySet:
-    if len(sets) >= MAX_COMPILED:
-        sets.clear()
-    sets[key] = found = CompiledPolicySet(choose(policies, config), config, backend.topology())
-    return found
-
-
-def choose(policies: Sequence[str | Policy | None], config: Config) -> tuple[Policy, ...]:
-    """Return the policies that are meant, each once."""
+def _compile(compiled: dict[Any, CompiledPolicySet], key: Any, config: Config) -> CompiledPolicySet:
     chosen: dict[str, Policy] = {}
-    for each in policies:
-        found = each if isinstance(each, Policy) else config.policy(each or DEFAULT)
-        if chosen.setdefault(found.name, found) != found:
-            raise PolicyError(f"Two different policies are named {found.name!r}; a policy's name is its counter.")
+    for policy in key if isinstance(key, tuple) else (config.policy(key or DEFAULT),):
+        if chosen.setdefault(policy.name, policy) != policy:
+            raise PolicyError(f"Two different policies are named {policy.name!r}; a policy's name is its counter.")
     if not chosen:
         raise ValueError("There is no policy to check; name one, or leave it out for the default.")
-    return tuple(chosen.values())
+    if len(compiled) >= MAX_COMPILED:
+        compiled.clear()
+    compiled[key] = found = CompiledPolicySet(tuple(chosen.values()), config, backend.topology())
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from ..core.clock import local_time_ms
 from ..core.decision import Decision, Outcome, passes
 from ..core.policy import Policy
 from .compiled import Check
-from .local import LocalLimit, LocalReply, local_limiter
+from .local import LocalLimit, local_limiter
 
 RETRY_AFTER = 1.0  # seconds that a client is told to wait when a policy fails closed
 
@@ -41,27 +42,27 @@ def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> tuple[list[
         if policy.on_failure != "local":
             outcomes.append(uncounted(policy, identity, degraded=True))
             continue
-        limit, reply = next(local)
-        outcomes.append(_outcome(policy, identity, limit, reply))
-        if reply.charged_at >= 0:
-            receipts.append(LocalReceipt(limit, check.cost, reply.charged_at))
+        limit, (allowed, count, remaining, wait, reset_after, charged_at) = next(local)
+        retry_after = math.inf if wait < 0 else wait / 1000
+        figures = limit.capacity, count, remaining, retry_after, reset_after / 1000, policy.window
+        outcomes.append(Outcome(policy, identity, allowed, *figures, degraded=True))
+        if charged_at >= 0:
+            receipts.append(LocalReceipt(limit, check.cost, charged_at))
     return outcomes, passes(outcomes), receipts
 
 
 def decide_all(check: Check) -> Decision:
     """Decide every policy of a check."""
     if not check.policy_set.enabled:
-        every = zip(check.policy_set.policies, check.identities, strict=True)
-        return Decision(True, tuple([uncounted(policy, identity) for policy, identity in every]))
+        return Decision(True, tuple(map(uncounted, check.policy_set.policies, check.identities)))
     outcomes, allowed, receipts = decide(check, range(len(check.identities)), charge=check.charge)
     return Decision(allowed, tuple(outcomes), receipts)
 
 
 def uncounted(policy: Policy, identity: str, *, degraded: bool = False) -> Outcome:
     """Return the outcome of a policy that nobody counted."""
-    allowed = not (degraded and policy.on_failure == "closed")
+    allowed, capacity = not degraded or policy.on_failure != "closed", policy.capacity
     wait = 0.0 if allowed else RETRY_AFTER
-    capacity = policy.capacity
     return Outcome(policy, identity, allowed, capacity, 0, capacity, wait, 0.0, policy.window, degraded)
 
 
@@ -70,19 +71,3 @@ def _local_limit(policy: Policy, identity: str, share: int) -> LocalLimit:
     burst = None if policy.burst is None else max(1, policy.burst // share)
     limit = max(1, policy.fixed_rate.limit // share)
     return LocalLimit(policy.name, identity, limit, policy.window * 1000, burst, policy.shadow)
-
-
-def _outcome(policy: Policy, identity: str, limit: LocalLimit, reply: LocalReply) -> Outcome:
-    retry_after = float("inf") if reply.retry_after < 0 else reply.retry_after / 1000
-    return Outcome(
-        policy,
-        identity,
-        reply.allowed,
-        limit.capacity,
-        reply.current_count,
-        reply.remaining,
-        retry_after,
-        reply.reset_after / 1000,
-        policy.window,
-        degraded=True,
-    )

@@ -30,6 +30,11 @@ class LocalLimit(NamedTuple):
     def capacity(self) -> int:
         return self.burst or self.limit
 
+    @property
+    def key(self) -> tuple[str, str, int, bool]:
+        # Without the limit, so that raising it keeps the usage.
+        return self.policy, self.identity, self.window, self.burst is not None
+
 
 class LocalReply(NamedTuple):
     """What a script would reply for one policy."""
@@ -67,15 +72,13 @@ class SlidingLog:
         """Charge, and return the stamp by which `refund` finds the units."""
         # Rounded up, so that units count for a hundredth longer rather than shorter.
         step = 1 if limit.limit <= MAX_ENTRIES else max(1, limit.window // MAX_ENTRIES)
-        stamp = -(-now // step) * step
-        if self._entries:
-            stamp = max(stamp, self._entries[-1][0])  # the clock stepped back
-        if self._entries and self._entries[-1][0] == stamp:
-            self._entries[-1][1] += cost
-        else:
-            self._entries.append([stamp, cost])
+        stamp = _ceil(now, step) * step
+        if not self._entries or self._entries[-1][0] < stamp:
+            self._entries.append([stamp, 0])
+        newest = self._entries[-1]  # also where the clock stepped back
+        newest[1] += cost
         self._count += cost
-        return stamp
+        return newest[0]
 
     def refund(self, limit: LocalLimit, now: int, cost: int, charged_at: int) -> int:
         """Take units of a stamp back; return how many there were."""
@@ -123,9 +126,6 @@ def _ceil(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
 
-State = SlidingLog | TokenBucket
-
-
 class LocalLimiter:
     """The counters of the identities that were seen last."""
 
@@ -134,7 +134,7 @@ class LocalLimiter:
 
     def reset(self) -> None:
         self._lock = threading.Lock()
-        self._states: OrderedDict[tuple[str, str, int, bool], State] = OrderedDict()
+        self._states: OrderedDict[tuple[str, str, int, bool], SlidingLog | TokenBucket] = OrderedDict()
 
     def check(
         self, limits: Sequence[LocalLimit], now: int, cost: int, *, charge: bool, max_identities: int
@@ -149,7 +149,7 @@ class LocalLimiter:
                 remaining, charged_at = max(0, limit.capacity - count), -1
                 allowed = count + cost <= limit.capacity
                 if charge and passes and allowed:
-                    state = self._states.setdefault(_key(limit), self._state(limit))
+                    state = self._states.setdefault(limit.key, self._state(limit))
                     charged_at = state.charge(limit, now, cost)
                     _, _, reset_after = state.look(limit, now, 0)
                     remaining -= cost
@@ -162,25 +162,18 @@ class LocalLimiter:
     def refund(self, limit: LocalLimit, now: int, cost: int, charged_at: int) -> int:
         """Refund what was charged, never more than is still counted; return the units refunded."""
         with self._lock:
-            state = self._states.get(_key(limit))
+            state = self._states.get(limit.key)
             return 0 if state is None else state.refund(limit, now, cost, charged_at)
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def _state(self, limit: LocalLimit) -> State:
+    def _state(self, limit: LocalLimit) -> SlidingLog | TokenBucket:
         """Return the state of an identity, or a new one that is not kept yet."""
-        key = _key(limit)
-        state = self._states.get(key)
-        if state is not None:
-            self._states.move_to_end(key)  # a refusal is use, too
-            return state
-        return SlidingLog() if limit.burst is None else TokenBucket()
-
-
-def _key(limit: LocalLimit) -> tuple[str, str, int, bool]:
-    """Return the key of a state; the limit is not in it, so that raising it keeps the usage."""
-    return limit.policy, limit.identity, limit.window, limit.burst is not None
+        if (state := self._states.get(limit.key)) is None:
+            return SlidingLog() if limit.burst is None else TokenBucket()
+        self._states.move_to_end(limit.key)  # a refusal is use, too
+        return state
 
 
 local_limiter = LocalLimiter()

@@ -20,8 +20,7 @@ from ..core.keys import override_key
 from .refusal_cache import EVERY_POLICY, cached_refusals
 
 BLOCK, EXEMPT, LIMIT = "block", "exempt", "limit"
-MARKER = "rlaas:overrides"
-MARKER_TTL = 30 * 86_400
+MARKER, MARKER_TTL = "rlaas:overrides", 30 * 86_400
 
 __all__ = ["BLOCK", "EVERY_POLICY", "EXEMPT", "LIMIT", "Override", "is_lost", "mark_complete", "publish"]
 
@@ -39,10 +38,9 @@ class Override:
 
 def publish(identity: str, overrides: Iterable[Override]) -> None:
     """Replace the overrides of an identity by these."""
-    fields: list[str | int] = []
-    ends = 0
+    fields, ends = [], 0
     for override in overrides:
-        fields += (override.policy, f"{override.kind}:{override.until}:{override.limit or ''}")
+        fields += [override.policy, f"{override.kind}:{override.until}:{override.limit or ''}"]
         ends = max(ends, override.until)
     topology = backend.topology()
     key = override_key(hash_tag=topology.clustered).key(identity)

@@ -58,15 +58,12 @@ class RefusalCache:
             return
         if len(self._entries) >= MAX_ENTRIES:
             self._entries.clear()  # they last for a second anyway
-        expires_at = checked_at + min(decision.retry_after, MAX_AGE)
-        entry = _Entry(decision, checked_at, monotonic(), expires_at)
+        entry = _Entry(decision, checked_at, monotonic(), checked_at + min(decision.retry_after, MAX_AGE))
         self._entries[check.policy_set, check.identities, check.cost] = entry
 
     def invalidate(self, policies: Iterable[str] = (EVERY_POLICY,)) -> None:
         """Drop the refusals by these policies that were checked before now."""
-        now = monotonic()
-        for name in policies:
-            self._changed[name] = now
+        self._changed.update(dict.fromkeys(policies, monotonic()))
 
     def _is_invalid(self, check: Check, checked_at: float) -> bool:
         changed = self._changed
@@ -89,5 +86,4 @@ def _later(refusal: Decision, seconds: float, ttls: tuple[int, ...]) -> Decision
 def cached_refusals() -> RefusalCache:
     """Return the cache of this process under the present settings."""
     derived = conf.config().derived
-    found: RefusalCache = derived.get(RefusalCache) or derived.setdefault(RefusalCache, RefusalCache())
-    return found
+    return derived.get(RefusalCache) or derived.setdefault(RefusalCache, RefusalCache())  # type: ignore[no-any-return]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..backend import Call, UnavailableError
+from ..backend import UnavailableError
 from ..core.decision import Decision, Outcome
 from . import fallback
 from .compiled import Check
@@ -25,20 +25,17 @@ class SlotCheck:
         self._undecided: list[int] = []
         self._deadline = time.monotonic() + policy_set.topology.timeout
 
-    def call(self, group: Sequence[int]) -> Call | None:
-        """Return the call for one slot; None when unreachable slots have used up the time of all."""
+    def part(self, group: Sequence[int]) -> Check | None:
+        """Return the check of one slot; None when unreachable slots have used up the time of all."""
         if self.error is not None and time.monotonic() >= self._deadline:
             self._undecided += group
             return None
-        self._part = self.check.part(group, charge=self.check.charge and self.allowed)
-        return self._part.policy_set.call(self._part)
+        return self.check.part(group, charge=self.check.charge and self.allowed)
 
-    def add(self, reply: Any) -> None:
-        """Add the reply for a slot."""
-        decision = self._part.read(reply)
-        self._outcomes.update({outcome.policy.name: outcome for outcome in decision.outcomes})
-        self._receipts += decision.receipts
-        self.allowed = self.allowed and decision.allowed
+    def add(self, part: Check, reply: Any) -> None:
+        """Add the reply for a slot; a later one replaces the figures."""
+        decision = part.read(reply)
+        self._add(decision.outcomes, decision.allowed, decision.receipts)
 
     def fail(self, group: Sequence[int], error: UnavailableError) -> None:
         """Note that a slot has no reply; its policies are decided without Redis."""
@@ -47,25 +44,17 @@ class SlotCheck:
 
     def refunds(self) -> list[Any]:
         """Decide what has no reply, and return what is to be refunded because a slot refused."""
-        charge = self.check.charge and self.allowed
-        outcomes, passes, receipts = fallback.decide(self.check, self._undecided, charge=charge)
-        self._outcomes.update({outcome.policy.name: outcome for outcome in outcomes})
-        self.allowed = self.allowed and passes
-        self._receipts += receipts
+        self._add(*fallback.decide(self.check, self._undecided, charge=self.check.charge and self.allowed))
         if self.allowed:
             return []
         receipts, self._receipts = self._receipts, []
         return receipts
 
-    def look_again(self, part: Check) -> Call:
-        """Return the call for the figures after a refund."""
-        self._part = part._replace(charge=False)
-        return self._part.policy_set.call(self._part)
-
-    def update(self, reply: Any) -> None:
-        """Replace the figures of policies that were refunded."""
-        self._outcomes.update({outcome.policy.name: outcome for outcome in self._part.read(reply).outcomes})
-
     def decision(self) -> Decision:
         ordered = tuple([self._outcomes[policy.name] for policy in self.check.policy_set.policies])
         return Decision(self.allowed, ordered, self._receipts)
+
+    def _add(self, outcomes: Sequence[Outcome], allowed: bool, receipts: list[Any]) -> None:
+        self._outcomes.update({outcome.policy.name: outcome for outcome in outcomes})
+        self.allowed = self.allowed and allowed
+        self._receipts += receipts

@@ -24,7 +24,7 @@ def definitions() -> set[str]:
             elif isinstance(node, ast.Attribute):
                 names.add(node.attr)
     for path in PACKAGE.glob("lua/*.lua"):
-        names.update(re.findall(r"function (\w+)", path.read_text("utf-8")))
+        names.update(re.findall(r"(?:function|local) (\w+)", path.read_text("utf-8")))
     return names
 
 

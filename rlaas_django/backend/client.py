@@ -18,9 +18,8 @@ from .. import conf
 from ..cluster import ConnectionFactory
 from ..core import process
 from . import scripts
-from .connections import MAX_CONNECTIONS, ConnectionOptions
-from .server import Server
-from .topology import ClusterTopology, SentinelTopology, SingleServer, Topology
+from .server import MAX_CONNECTIONS, ConnectionOptions, Server
+from .topology import ClusterTopology, SentinelTopology, Topology
 
 _lock = threading.Lock()
 
@@ -67,9 +66,8 @@ def topology() -> Topology:
     found: Topology | None = config.derived.get(Topology)
     if found is None:
         with _lock:
-            found = config.derived.get(Topology)
-            if found is None:
-                found = config.derived[Topology] = _make_topology(config.cache, config.timeout)
+            found = config.derived.get(Topology) or _make_topology(config.cache, config.timeout)
+            config.derived[Topology] = found
     return found
 
 
@@ -90,7 +88,7 @@ def _make_topology(alias: str, timeout: float) -> Topology:
     if isinstance(pool, SentinelConnectionPool):
         return _sentinel(pool, timeout)
     options = ConnectionOptions.of(pool.connection_class, pool.connection_kwargs, pool.max_connections)
-    return SingleServer(Server(options, timeout), timeout)
+    return Topology(Server(options, timeout), timeout)
 
 
 def _sentinel(pool: Any, timeout: float) -> Topology:

@@ -41,9 +41,12 @@ class Pool:
             connection, used = self._make_or_wait()
         if used is None or (time.monotonic() - used > FRESH and _is_stale(connection)):
             try:
-                _connect(connection)
-            except BaseException:
+                connection.disconnect()
+                connection.connect()
+            except BaseException as error:
                 self.discard(connection)
+                if isinstance(error, redis.ResponseError):  # to AUTH or SELECT
+                    raise redis.ConnectionError(str(error)) from error
                 raise
         return connection
 
@@ -87,14 +90,6 @@ class Pool:
                         raise PoolExhaustedError(f"All {self.maximum} connections are in use.")
             finally:
                 self._waiting -= 1
-
-
-def _connect(connection: Any) -> None:
-    connection.disconnect()
-    try:
-        connection.connect()
-    except redis.ResponseError as error:  # to AUTH or SELECT
-        raise redis.ConnectionError(str(error)) from error
 
 
 def _is_stale(connection: Any) -> bool:

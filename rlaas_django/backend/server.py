@@ -7,8 +7,7 @@ A call that may have run is never sent again.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 import redis.asyncio
@@ -45,8 +44,7 @@ _ASYNC_CLASSES: tuple[tuple[type, type], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class ConnectionOptions:
+class ConnectionOptions(NamedTuple):
     """What connections to one server are made of."""
 
     connection_class: type[Any]
@@ -62,8 +60,7 @@ class ConnectionOptions:
 
     def at(self, address: Address) -> ConnectionOptions:
         """Return the same for another server."""
-        options = {**self.options, "host": address[0], "port": address[1]}
-        return ConnectionOptions(self.connection_class, options, self.maximum)
+        return self._replace(options={**self.options, "host": address[0], "port": address[1]})
 
     @property
     def address(self) -> Address:
@@ -72,24 +69,16 @@ class ConnectionOptions:
             return str(self.options["path"]), 0
         return str(self.options.get("host") or "localhost"), int(self.options.get("port") or 6379)
 
-    @property
-    def is_fake(self) -> bool:
-        """Whether it is fakeredis', which has no socket."""
-        return self.connection_class.__module__.partition(".")[0] == "fakeredis"
-
     def connection(self, timeout: float) -> Any:
         """Return a new connection for threads, not connected yet."""
-        retry = Retry(NoBackoff(), 0)
-        return self.connection_class(
-            **self.options, retry=retry, socket_timeout=timeout, socket_connect_timeout=timeout
-        )
+        limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
+        return self.connection_class(**self.options, **limits)
 
     def async_connection(self, timeout: float) -> Any:
         """Return a new connection for a loop, not connected yet; the multiplexer keeps the time of its replies."""
         kind = next(other for known, other in _ASYNC_CLASSES if issubclass(self.connection_class, known))
         options = {name: value for name, value in self.options.items() if name not in _SYNC_ONLY}
-        retry = AsyncRetry(NoBackoff(), 0)
-        return kind(**options, retry=retry, socket_timeout=None, socket_connect_timeout=timeout)
+        return kind(**options, retry=AsyncRetry(NoBackoff(), 0), socket_timeout=None, socket_connect_timeout=timeout)
 
 
 # Multiplexers live as long as their loops, also those of servers that other settings have replaced: a worker task that
@@ -106,6 +95,7 @@ class Server:
         self.name = f"Redis at {self.address[0]}" + (f":{self.address[1]}" if self.address[1] else "")
         self.breaker = breaker = CircuitBreaker(self.name)
         self._pool = Pool(lambda: options.connection(timeout), options.maximum, lambda: breaker.error is None)
+        self._is_fake = options.connection_class.__module__.partition(".")[0] == "fakeredis"
         self._loops: dict[asyncio.AbstractEventLoop, Multiplexer] = {}
 
     def send(self, call: Call, *, timeout: float | None = None) -> Any:
@@ -139,7 +129,7 @@ class Server:
 
     async def asend(self, call: Call) -> Any:
         """As `send`, without blocking the event loop."""
-        if self.options.is_fake:  # fakeredis waits for nothing
+        if self._is_fake:  # fakeredis has no socket, and waits for nothing
             return self.send(call)
         loop = asyncio.get_running_loop()
         multiplexer = self._loops.get(loop) or self._open_multiplexer(loop)
@@ -178,7 +168,7 @@ class Server:
         self.breaker.record_failure(error)
         self._pool.disconnect_idle()
         for multiplexer in list(self._loops.values()):
-            multiplexer.reconnect()
+            multiplexer.reconnect = True
 
     def _record_failure(self, error: Exception) -> Exception:
         """Tell the breaker that a call had no reply; return the error as one of redis-py's."""

@@ -8,8 +8,10 @@ from redis import exceptions
 
 # Replies to every command. Not OOM and MISCONF: such a server still knows who is over a limit.
 _WHOLE_SERVER = (
-    *(exceptions.ReadOnlyError, exceptions.NoPermissionError),
-    *(exceptions.MasterDownError, exceptions.ClusterDownError),
+    exceptions.ReadOnlyError,
+    exceptions.NoPermissionError,
+    exceptions.MasterDownError,
+    exceptions.ClusterDownError,
 )
 
 TRYAGAIN_PAUSE = 0.003  # seconds; a slot is on its way from node to node

@@ -82,7 +82,7 @@ class _Attempts:
             server.breaker.log_error(error)
             raise _unavailable(where, error) from error
         if attempt.load_script and call.script is not None:
-            self.loaded = True  # by SCRIPT LOAD: it is kept, where servers evict what EVAL brings
+            self.loaded = True  # not by EVAL: servers evict what it brings
             return server, sent.after("SCRIPT", "LOAD", call.script.text), 0.0
         if isinstance(where, ClusterTopology):
             server = self._redirect(where, error, server, attempt.address)

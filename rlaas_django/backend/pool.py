@@ -29,8 +29,7 @@ class Pool:
         self._make, self._is_available = make, is_available
         self._idle: list[tuple[Any, float | None]] = []  # with the time of the last use; None: not connected
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()  # without one that an interrupted call dropped
-        self._lock = threading.Lock()
-        self._released = threading.Condition(self._lock)
+        self._released = threading.Condition(threading.Lock())
         self._waiting = 0
 
     def acquire(self) -> Any:
@@ -50,18 +49,17 @@ class Pool:
                 raise
         return connection
 
-    def release(self, connection: Any) -> None:
+    def release(self, connection: Any, *, connected: bool = True) -> None:
         """Take back a connection on which no reply is outstanding."""
-        self._idle.append((connection, time.monotonic()))
+        self._idle.append((connection, time.monotonic() if connected else None))
         if self._waiting:
-            self._wake()
+            with self._released:
+                self._released.notify_all()
 
     def discard(self, connection: Any) -> None:
         """Take back a connection on which a reply may still arrive: it is closed, so that nobody else reads it."""
         connection.disconnect()
-        self._idle.append((connection, None))
-        if self._waiting:
-            self._wake()
+        self.release(connection, connected=False)
 
     def disconnect_idle(self) -> None:
         """Close the connections that are not in use: behind the same address there may be another server now."""
@@ -69,13 +67,9 @@ class Pool:
         for connection, _ in idle:
             self.discard(connection)
 
-    def _wake(self) -> None:
-        with self._lock:
-            self._released.notify_all()
-
     def _make_or_wait(self) -> tuple[Any, float | None]:
         deadline = time.monotonic() + MAX_WAIT
-        with self._lock:
+        with self._released:
             self._waiting += 1
             try:
                 while True:

@@ -33,11 +33,10 @@ process.on_fork(_renew_lock)
 
 
 def redis_client(alias: str) -> Any:
-    """Return the raw client of a cache, for writing, with our scripts registered; nothing is sent."""
+    """Return the raw client of a cache, for writing; nothing is sent."""
     entry = conf.cache_entry(alias)
-    client: Any = None
     try:
-        client = get_redis_connection(alias)
+        client: Any = get_redis_connection(alias)
     except NotImplementedError:  # not django-redis, or its ShardClient
         # Django's own RedisCache has no public way to its client.
         cache: Any = getattr(caches[alias], "_cache", None)

@@ -84,13 +84,13 @@ class _Attempts:
         if attempt.load_script and call.script is not None:
             self.loaded = True  # not by EVAL: servers evict what it brings
             return server, sent.after("SCRIPT", "LOAD", call.script.text), 0.0
-        if isinstance(where, ClusterTopology):
-            server = self._redirect(where, error, server, attempt.address)
+        server = self._redirect(error, server, attempt.address)
         return server, call.after("ASKING") if attempt.asking else call, attempt.pause
 
-    def _redirect(
-        self, where: ClusterTopology, error: ResponseError, server: Server, address: Address | None
-    ) -> Server:
+    def _redirect(self, error: ResponseError, server: Server, address: Address | None) -> Server:
+        where = self.where
+        if not isinstance(where, ClusterTopology):
+            return server
         if address is None:
             target = where.server_for(self.call.key) or server
         else:

@@ -26,11 +26,9 @@ GRACE = 0.01  # seconds for a loop that was blocked to read what has arrived mea
 class Multiplexer:
     """Runs commands of one event loop on one server, each batch within `timeout` seconds."""
 
-    def __init__(
-        self, make_connection: Callable[[], Any], timeout: float, on_failure: Callable[[Exception], Exception]
-    ) -> None:
+    def __init__(self, connection: Any, timeout: float, on_failure: Callable[[Exception], Exception]) -> None:
         self.loop = asyncio.get_running_loop()
-        self._connection, self._timeout, self._on_failure = make_connection(), timeout, on_failure
+        self._connection, self._timeout, self._on_failure = connection, timeout, on_failure
         self._waiting: deque[tuple[Call, asyncio.Future[Any]]] = deque()
         self._batch: list[tuple[Call, asyncio.Future[Any]]] = []  # sent, or about to be
         self._worker: asyncio.Task[None] | None = None

@@ -7,7 +7,7 @@ A call that may have run is never sent again.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import redis
 import redis.asyncio
@@ -81,13 +81,12 @@ class ConnectionOptions(NamedTuple):
         return kind(**options, retry=AsyncRetry(NoBackoff(), 0), socket_timeout=None, socket_connect_timeout=timeout)
 
 
-# Multiplexers live as long as their loops, also those of servers that other settings have replaced: a worker task that
-# is garbage-collected while it waits is an error to asyncio.
-_multiplexers: set[Multiplexer] = set()
-
-
 class Server:
     """A Redis server."""
+
+    # Multiplexers live as long as their loops, also those of servers that other settings have replaced: a worker task
+    # that is garbage-collected while it waits is an error to asyncio.
+    _multiplexers: ClassVar[dict[tuple[Server, asyncio.AbstractEventLoop], Multiplexer]] = {}
 
     def __init__(self, options: ConnectionOptions, timeout: float) -> None:
         self.options, self.timeout = options, timeout
@@ -96,7 +95,6 @@ class Server:
         self.breaker = breaker = CircuitBreaker(self.name)
         self._pool = Pool(lambda: options.connection(timeout), options.maximum, lambda: breaker.error is None)
         self._is_fake = options.connection_class.__module__.partition(".")[0] == "fakeredis"
-        self._loops: dict[asyncio.AbstractEventLoop, Multiplexer] = {}
 
     def send(self, call: Call, *, timeout: float | None = None) -> Any:
         """Return the reply, or the list of replies; the first error among them is raised."""
@@ -132,23 +130,18 @@ class Server:
         if self._is_fake:  # fakeredis has no socket, and waits for nothing
             return self.send(call)
         loop = asyncio.get_running_loop()
-        multiplexer = self._loops.get(loop) or self._open_multiplexer(loop)
+        multiplexer = self._multiplexers.get((self, loop)) or self._open_multiplexer(loop)
         reply = await multiplexer.execute(call)
         if type(reply) is not list or self.breaker.error is not None or call.replies > 1:
             self._record_reply(reply)
         return reply
 
     def _open_multiplexer(self, loop: asyncio.AbstractEventLoop) -> Multiplexer:
-        for each in list(_multiplexers):  # other threads add theirs meanwhile
-            if each.loop.is_closed():
-                _multiplexers.discard(each)
-        for other in list(self._loops):
-            if other.is_closed():
-                self._loops.pop(other, None)
-        multiplexer = self._loops[loop] = Multiplexer(
-            lambda: self.options.async_connection(self.timeout), self.timeout, self._record_failure
-        )
-        _multiplexers.add(multiplexer)
+        for key in list(self._multiplexers):  # other threads add theirs meanwhile
+            if key[1].is_closed():
+                self._multiplexers.pop(key, None)
+        connection = self.options.async_connection(self.timeout)
+        multiplexer = self._multiplexers[self, loop] = Multiplexer(connection, self.timeout, self._record_failure)
         return multiplexer
 
     def _record_reply(self, reply: Any, *, admin: bool = False) -> None:
@@ -167,8 +160,9 @@ class Server:
             return
         self.breaker.record_failure(error)
         self._pool.disconnect_idle()
-        for multiplexer in list(self._loops.values()):
-            multiplexer.reconnect = True
+        for (server, _), multiplexer in list(self._multiplexers.items()):
+            if server is self:
+                multiplexer.reconnect = True
 
     def _record_failure(self, error: Exception) -> Exception:
         """Tell the breaker that a call had no reply; return the error as one of redis-py's."""

@@ -81,7 +81,7 @@ class DiscoveredTopology(Topology):
         changed = False
         try:
             changed = self.discover()
-            self.error = "No node of the cluster has the key's slot."  # a master is known now
+            self.error = "No node of the cluster has the key's slot."  # what Sentinels name is known now
         except Exception as error:  # noqa: BLE001  (whatever redis-py makes of a strange reply)
             self.error = f"{self.name}: {error}"
             log.error("%s unavailable: %s", self.name, log.escaped(str(error)))

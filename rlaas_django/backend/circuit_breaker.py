@@ -21,9 +21,7 @@ class CircuitBreaker:
         self.error: str | None = None  # why it is open; None: closed. (An exception would keep its caller's frames.)
         self.opened_at = 0.0
         self.skipped = 0  # calls that were not made while open
-        self.interval = 0.0
-        self._next_probe = 0.0
-        self._next_line = 0.0
+        self.interval = self._next_probe = self._next_line = 0.0
         self._half_open = False
         self._lock = threading.Lock()
 

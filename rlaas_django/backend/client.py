@@ -18,9 +18,8 @@ from .. import conf
 from ..cluster import ConnectionFactory
 from ..core import process
 from . import scripts
-from .connections import MAX_CONNECTIONS, ConnectionOptions
-from .server import Server
-from .topology import ClusterTopology, SentinelTopology, SingleServer, Topology
+from .server import MAX_CONNECTIONS, ConnectionOptions, Server
+from .topology import ClusterTopology, SentinelTopology, Topology
 
 _lock = threading.Lock()
 
@@ -34,11 +33,10 @@ process.on_fork(_renew_lock)
 
 
 def redis_client(alias: str) -> Any:
-    """Return the raw client of a cache, for writing, with our scripts registered; nothing is sent."""
+    """Return the raw client of a cache, for writing; nothing is sent."""
     entry = conf.cache_entry(alias)
-    client: Any = None
     try:
-        client = get_redis_connection(alias)
+        client: Any = get_redis_connection(alias)
     except NotImplementedError:  # not django-redis, or its ShardClient
         # Django's own RedisCache has no public way to its client.
         cache: Any = getattr(caches[alias], "_cache", None)
@@ -67,30 +65,30 @@ def topology() -> Topology:
     found: Topology | None = config.derived.get(Topology)
     if found is None:
         with _lock:
-            found = config.derived.get(Topology)
-            if found is None:
-                found = config.derived[Topology] = _make_topology(config.cache, config.timeout)
+            found = config.derived.get(Topology) or _make_topology(config.cache, config.timeout)
+            config.derived[Topology] = found
     return found
 
 
 def connection_options(alias: str) -> dict[str, Any]:
     """Return the options of the cache's own connections; nothing is sent."""
-    factory = _cluster_factory(alias)
-    if factory is not None:
-        return factory.node_options(_locations(alias)[0])
-    options: dict[str, Any] = redis_client(alias).connection_pool.connection_kwargs
+    nodes = _cluster_nodes(alias)
+    options: dict[str, Any] = nodes[0] if nodes else redis_client(alias).connection_pool.connection_kwargs
     return options
 
 
 def _make_topology(alias: str, timeout: float) -> Topology:
-    factory = _cluster_factory(alias)
-    if factory is not None:
-        return _cluster([factory.node_options(url) for url in _locations(alias)], timeout)
+    nodes = _cluster_nodes(alias)
+    if nodes:
+        maximum = nodes[0].get("max_connections", MAX_CONNECTIONS)
+        options = ConnectionOptions.of(nodes[0].get("connection_class", redis.Connection), nodes[0], maximum)
+        seeds = [(str(node.get("host", "localhost")), int(node.get("port", 6379))) for node in nodes]
+        return ClusterTopology(options, seeds, timeout)
     pool: Any = redis_client(alias).connection_pool
     if isinstance(pool, SentinelConnectionPool):
         return _sentinel(pool, timeout)
     options = ConnectionOptions.of(pool.connection_class, pool.connection_kwargs, pool.max_connections)
-    return SingleServer(Server(options, timeout), timeout)
+    return Topology(Server(options, timeout), timeout)
 
 
 def _sentinel(pool: Any, timeout: float) -> Topology:
@@ -108,19 +106,13 @@ def _sentinel(pool: Any, timeout: float) -> Topology:
     return SentinelTopology(pool.service_name, sentinel, master, timeout)
 
 
-def _cluster(seeds: list[dict[str, Any]], timeout: float) -> Topology:
-    connection_class = seeds[0].get("connection_class", redis.Connection)
-    nodes = ConnectionOptions.of(connection_class, seeds[0], seeds[0].get("max_connections", MAX_CONNECTIONS))
-    addresses = [(str(seed.get("host", "localhost")), int(seed.get("port", 6379))) for seed in seeds]
-    return ClusterTopology(nodes, addresses, timeout)
-
-
-def _cluster_factory(alias: str) -> ConnectionFactory | None:
-    options = conf.cache_entry(alias).get("OPTIONS") or {}
+def _cluster_nodes(alias: str) -> list[dict[str, Any]]:
+    """Return the connection options of each node that LOCATION names; none where the cache is not of a cluster."""
+    entry = conf.cache_entry(alias)
+    options = entry.get("OPTIONS") or {}
     factory = import_string(options["CONNECTION_FACTORY"]) if options.get("CONNECTION_FACTORY") else None
-    return factory(options) if factory and issubclass(factory, ConnectionFactory) else None
-
-
-def _locations(alias: str) -> list[str]:
-    location = conf.cache_entry(alias)["LOCATION"]
-    return [*location] if isinstance(location, (list, tuple, set)) else str(location).split(",")
+    if factory is None or not issubclass(factory, ConnectionFactory):
+        return []
+    location = entry["LOCATION"]
+    urls = location if isinstance(location, (list, tuple, set)) else str(location).split(",")
+    return [factory(options).node_options(url) for url in urls]

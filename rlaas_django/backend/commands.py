@@ -21,9 +21,9 @@ class Call(NamedTuple):
     replies: int = 1
     is_refund: bool = False
 
-    def with_asking(self) -> Call:
-        """Return the call with ASKING before it, as one message: a reply of its own comes first."""
-        return self._replace(packed=ASKING + self.packed, replies=self.replies + 1)
+    def after(self, *command: Word) -> Call:
+        """Return the call with a command before it, as one message: a reply of its own comes first."""
+        return self._replace(packed=pack(command) + self.packed, replies=self.replies + 1)
 
 
 def pack(*commands: Sequence[Word]) -> bytes:
@@ -31,20 +31,6 @@ def pack(*commands: Sequence[Word]) -> bytes:
     return b"".join([hiredis.pack_command(tuple(command)) for command in commands])  # type: ignore[arg-type]
 
 
-def commands_call(key: str, *commands: Sequence[Word]) -> Call:
-    """Return a call of plain commands."""
-    return Call(None, key, pack(*commands), len(commands))
-
-
 def script_call(script: Script, keys: Sequence[str], args: Iterable[Word], *, is_refund: bool = False) -> Call:
     """Return a call of a script on these keys."""
-    packed = pack(("EVALSHA", script.sha, len(keys), *keys, *args))
-    return Call(script, keys[0], packed, is_refund=is_refund)
-
-
-def load_call(script: Script) -> Call:
-    """Return the call that registers a script; it is kept, where servers evict what EVAL brings."""
-    return commands_call("", ("SCRIPT", "LOAD", script.text))
-
-
-ASKING = pack(("ASKING",))
+    return Call(script, keys[0], pack(("EVALSHA", script.sha, len(keys), *keys, *args)), is_refund=is_refund)

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import redis
-from redis.exceptions import (
-    AskError,
-    ClusterDownError,
-    MasterDownError,
-    MovedError,
-    NoPermissionError,
-    NoScriptError,
-    ReadOnlyError,
-    ResponseError,
-    TryAgainError,
-)
+from redis import exceptions
 
 # Replies to every command. Not OOM and MISCONF: such a server still knows who is over a limit.
-_WHOLE_SERVER = (ReadOnlyError, NoPermissionError, MasterDownError, ClusterDownError)
+_WHOLE_SERVER = (
+    exceptions.ReadOnlyError,
+    exceptions.NoPermissionError,
+    exceptions.MasterDownError,
+    exceptions.ClusterDownError,
+)
 
 TRYAGAIN_PAUSE = 0.003  # seconds; a slot is on its way from node to node
 
@@ -27,11 +21,11 @@ class UnavailableError(Exception):
     """Redis is unavailable, or replied with an error; `__cause__` is what redis-py raised."""
 
 
-class PoolExhaustedError(redis.ConnectionError):
+class PoolExhaustedError(exceptions.ConnectionError):
     """All connections were in use for too long; the server is not to blame."""
 
 
-def concerns_whole_server(error: ResponseError) -> bool:
+def concerns_whole_server(error: exceptions.ResponseError) -> bool:
     """Return whether the server would reply so to any other call, too."""
     text = str(error)
     if isinstance(error, _WHOLE_SERVER):
@@ -50,18 +44,20 @@ class NextAttempt(NamedTuple):
     pause: float = 0.0  # seconds, then where the topology says
 
 
-def next_attempt(error: ResponseError, *, loaded: bool = False, is_refund: bool = False) -> NextAttempt | None:
+def next_attempt(
+    error: exceptions.ResponseError, *, loaded: bool = False, is_refund: bool = False
+) -> NextAttempt | None:
     """Return where to send a call again after NOSCRIPT, MOVED, ASK or TRYAGAIN; None after any other error.
 
     These are the only errors after which a call is sent again: each says that nothing was run.
     """
-    if isinstance(error, NoScriptError):
+    if isinstance(error, exceptions.NoScriptError):
         return None if loaded else NextAttempt(load_script=True)
-    if isinstance(error, MovedError):  # before ASK: redis-py derives it from AskError
+    if isinstance(error, exceptions.MovedError):  # before ASK: redis-py derives it from AskError
         return NextAttempt(address=(error.host, error.port))
-    if isinstance(error, AskError) and not is_refund:
+    if isinstance(error, exceptions.AskError) and not is_refund:
         return NextAttempt(address=(error.host, error.port), asking=True)
-    if isinstance(error, (AskError, TryAgainError)):
+    if isinstance(error, (exceptions.AskError, exceptions.TryAgainError)):
         # A refund of the fixed window names a key that never exists, so ASK does not say where its counter is.
         return NextAttempt(pause=TRYAGAIN_PAUSE)
     return None

@@ -1,4 +1,4 @@
-"""Run calls on the servers that have their keys. The async twins differ by `await`."""
+"""Run calls on the servers that have their keys. The async twin differs by `await`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, RedisError, ResponseError
 
 from .client import topology
-from .commands import Call, Word, commands_call, load_call
-from .errors import NextAttempt, UnavailableError, next_attempt
-from .server import Server
+from .commands import Call, Word, pack
+from .errors import UnavailableError, next_attempt
+from .server import Address, Server
 from .topology import ClusterTopology, Topology
 
 ADMIN_TIMEOUT = 1.0  # seconds that a page waits for a reply, where a decision waits for RATE_LIMITER['TIMEOUT']
@@ -26,12 +26,17 @@ def execute(where: Topology, call: Call, *, timeout: float | None = None) -> Any
         server = where.server_for(call.key)
     if server is None or server.breaker.error is not None:
         server = _require(where, server)
-    try:
-        return server.send(call, timeout=timeout)
-    except ResponseError as error:
-        return _send_again(where, call, server, error, timeout)
-    except RedisError as error:
-        raise _unavailable(where, error) from error
+    sent, attempts = call, None
+    while True:
+        try:
+            reply = server.send(sent, timeout=timeout)
+            return reply if sent is call else reply[-1]
+        except ResponseError as error:
+            attempts = attempts or _Attempts(where, call)
+            server, sent, pause = attempts.after(error, server, sent)
+        except RedisError as error:
+            raise _unavailable(where, error) from error
+        time.sleep(pause)
 
 
 async def aexecute(where: Topology, call: Call) -> Any:
@@ -42,84 +47,57 @@ async def aexecute(where: Topology, call: Call) -> Any:
         server = where.server_for(call.key)
     if server is None or server.breaker.error is not None:
         server = _require(where, server)
-    try:
-        return await server.asend(call)
-    except ResponseError as error:
-        return await _asend_again(where, call, server, error)
-    except RedisError as error:
-        raise _unavailable(where, error) from error
-
-
-def _send_again(where: Topology, call: Call, server: Server, error: ResponseError, timeout: float | None) -> Any:
-    """Send a call again for as long as the server replies that nothing was run, within the timeout."""
-    deadline, loaded = time.monotonic() + where.timeout, False
+    sent, attempts = call, None
     while True:
-        attempt = _next_attempt(where, call, server, error, deadline, loaded)
-        time.sleep(attempt.pause)
         try:
-            if attempt.load_script and call.script is not None:
-                loaded = True
-                server.send(load_call(call.script))
-            server = _redirect(where, call, server, error, attempt)
-            if attempt.asking:
-                return server.send(call.with_asking(), timeout=timeout)[-1]
-            return server.send(call, timeout=timeout)
-        except ResponseError as another:
-            error = another
-        except RedisError as failure:
-            raise _unavailable(where, failure) from failure
+            reply = await server.asend(sent)
+            return reply if sent is call else reply[-1]
+        except ResponseError as error:
+            attempts = attempts or _Attempts(where, call)
+            server, sent, pause = attempts.after(error, server, sent)
+        except RedisError as error:
+            raise _unavailable(where, error) from error
+        await asyncio.sleep(pause)
 
 
-async def _asend_again(where: Topology, call: Call, server: Server, error: ResponseError) -> Any:
-    """As `_send_again`, without blocking the event loop."""
-    deadline, loaded = time.monotonic() + where.timeout, False
-    while True:
-        attempt = _next_attempt(where, call, server, error, deadline, loaded)
-        await asyncio.sleep(attempt.pause)
-        try:
-            if attempt.load_script and call.script is not None:
-                loaded = True
-                await server.asend(load_call(call.script))
-            server = _redirect(where, call, server, error, attempt)
-            if attempt.asking:
-                return (await server.asend(call.with_asking()))[-1]
-            return await server.asend(call)
-        except ResponseError as another:
-            error = another
-        except RedisError as failure:
-            raise _unavailable(where, failure) from failure
+class _Attempts:
+    """Further attempts at a call, for as long as servers reply that nothing was run, within the timeout."""
 
+    def __init__(self, where: Topology, call: Call) -> None:
+        self.where, self.call = where, call
+        self.deadline, self.loaded = time.monotonic() + where.timeout, False
 
-def _next_attempt(
-    where: Topology, call: Call, server: Server, error: ResponseError, deadline: float, loaded: bool
-) -> NextAttempt:
-    """Return how to send a call again; UnavailableError when that would not help."""
-    if not where.clustered and isinstance(error, (AskError, MovedError, ClusterCrossSlotError)):
-        wrong = UnavailableError(
-            f"{server.name} is a node of a cluster, and the cache's client is for a single server: set OPTIONS"
-            "['CONNECTION_FACTORY'] of the cache to 'rlaas_django.cluster.ConnectionFactory'."
-        )
-        server.breaker.log_error(wrong)
-        raise wrong from error
-    attempt = next_attempt(error, loaded=loaded, is_refund=call.is_refund)
-    if attempt is None or time.monotonic() > deadline:
-        server.breaker.log_error(error)
-        raise _unavailable(where, error) from error
-    return attempt
+    def after(self, error: ResponseError, server: Server, sent: Call) -> tuple[Server, Call, float]:
+        """Return where to send what, and after which pause; UnavailableError when that would not help."""
+        where, call = self.where, self.call
+        if not where.clustered and isinstance(error, (AskError, MovedError, ClusterCrossSlotError)):
+            wrong = UnavailableError(
+                f"{server.name} is a node of a cluster, and the cache's client is for a single server: set OPTIONS"
+                "['CONNECTION_FACTORY'] of the cache to 'rlaas_django.cluster.ConnectionFactory'."
+            )
+            server.breaker.log_error(wrong)
+            raise wrong from error
+        attempt = next_attempt(error, loaded=self.loaded, is_refund=call.is_refund)
+        if attempt is None or time.monotonic() > self.deadline:
+            server.breaker.log_error(error)
+            raise _unavailable(where, error) from error
+        if attempt.load_script and call.script is not None:
+            self.loaded = True  # not by EVAL: servers evict what it brings
+            return server, sent.after("SCRIPT", "LOAD", call.script.text), 0.0
+        server = self._redirect(error, server, attempt.address)
+        return server, call.after("ASKING") if attempt.asking else call, attempt.pause
 
-
-def _redirect(where: Topology, call: Call, server: Server, error: ResponseError, attempt: NextAttempt) -> Server:
-    """Return the server for the next attempt."""
-    if not isinstance(where, ClusterTopology):
-        return server
-    if attempt.address is not None:
-        host, port = attempt.address
-        target = where.server_at((host or server.address[0], port))
-        if isinstance(error, MovedError):
-            where.moved(error.slot_id, target)
-    else:
-        target = where.server_for(call.key) or server
-    return target if target.breaker.error is None else _require(where, target)
+    def _redirect(self, error: ResponseError, server: Server, address: Address | None) -> Server:
+        where = self.where
+        if not isinstance(where, ClusterTopology):
+            return server
+        if address is None:
+            target = where.server_for(self.call.key) or server
+        else:
+            target = where.server_at((address[0] or server.address[0], address[1]))
+            if isinstance(error, MovedError):
+                where.moved(error.slot_id, target)
+        return target if target.breaker.error is None else _require(where, target)
 
 
 def _require(where: Topology, server: Server | None) -> Server:
@@ -142,30 +120,16 @@ def run_commands(commands: Sequence[Sequence[Word]], server: Server | None = Non
 
     For statistics and pages, not for decisions.
     """
-    where = topology()
     if not commands:
         return []
-    if server is not None:
-        if server.breaker.error is not None:
-            _require(where, server)
-        return _run_on(server, commands)
+    where = topology() if server is None else Topology(server, server.timeout)
     if where.clustered:
-        return [execute(where, commands_call(_key(each), each), timeout=ADMIN_TIMEOUT) for each in commands]
-    replies: Any = execute(where, commands_call("", *commands), timeout=ADMIN_TIMEOUT)
-    return replies if len(commands) > 1 else [replies]
-
-
-def _run_on(server: Server, commands: Sequence[Sequence[Word]]) -> list[Any]:
-    try:
-        replies: Any = server.send(commands_call("", *commands), timeout=ADMIN_TIMEOUT)
-    except RedisError as error:
-        server.breaker.log_error(error)
-        raise UnavailableError(str(error)) from error
+        return [execute(where, Call(None, _key(each), pack(each)), timeout=ADMIN_TIMEOUT) for each in commands]
+    replies: Any = execute(where, Call(None, "", pack(*commands), len(commands)), timeout=ADMIN_TIMEOUT)
     return replies if len(commands) > 1 else [replies]
 
 
 def _key(command: Sequence[Word]) -> str:
-    """Return the key of a command."""
     if len(command) < 2:
         return ""
     return str(command[2] if command[0] == "MEMORY" else command[1])
@@ -176,8 +140,9 @@ def servers() -> list[Server]:
     where = topology()
     if not where.servers():
         where.wait_until_known()
-    if any(server.breaker.error is not None for server in where.servers()):
+    found = where.servers()
+    if any(server.breaker.error is not None for server in found):
         where.refresh_soon()
-    if not where.servers():
+    if not found:
         raise UnavailableError(where.error)
-    return where.servers()
+    return found

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import redis
 
@@ -23,41 +23,30 @@ MAX_BATCH = 128  # commands; a batch has one time limit
 GRACE = 0.01  # seconds for a loop that was blocked to read what has arrived meanwhile
 
 
-class _Pending(NamedTuple):
-    call: Call
-    reply: asyncio.Future[Any]
-
-
 class Multiplexer:
     """Runs commands of one event loop on one server, each batch within `timeout` seconds."""
 
-    def __init__(
-        self, make_connection: Callable[[], Any], timeout: float, on_failure: Callable[[Exception], Exception]
-    ) -> None:
+    def __init__(self, connection: Any, timeout: float, on_failure: Callable[[Exception], Exception]) -> None:
         self.loop = asyncio.get_running_loop()
-        self._connection, self._timeout, self._on_failure = make_connection(), timeout, on_failure
-        self._waiting: deque[_Pending] = deque()
-        self._batch: list[_Pending] = []  # sent, or about to be
+        self._connection, self._timeout, self._on_failure = connection, timeout, on_failure
+        self._waiting: deque[tuple[Call, asyncio.Future[Any]]] = deque()
+        self._batch: list[tuple[Call, asyncio.Future[Any]]] = []  # sent, or about to be
         self._worker: asyncio.Task[None] | None = None
         self._idle: asyncio.Future[None] | None = None  # what the worker waits for while there is nothing to do
-        self._last_use = 0.0
-        self._deadline = 0.0
+        self._last_use = self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._timed_out = self._reconnect = False
+        self._timed_out = False
+        self.reconnect = False  # before the next batch: behind the same address there may be another server now
 
     def execute(self, call: Call) -> asyncio.Future[Any]:
         """Return a future of the reply, or of the list of replies; error replies are given, not raised."""
         reply = self.loop.create_future()
-        self._waiting.append(_Pending(call, reply))
+        self._waiting.append((call, reply))
         if self._worker is None:
             self._worker = self.loop.create_task(self._run())
         elif self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
         return reply
-
-    def reconnect(self) -> None:
-        """Use a new connection from the next batch on: behind the same address there may be another server now."""
-        self._reconnect = True
 
     async def _run(self) -> None:
         """Send batches and read their replies until something fails or the loop ends."""
@@ -66,54 +55,50 @@ class Multiplexer:
                 if not self._waiting:
                     self._idle = self.loop.create_future()
                     await self._idle
-                self._take_batch()
+                while self._waiting and len(self._batch) < MAX_BATCH:
+                    call, reply = self._waiting.popleft()
+                    if not reply.done():  # cancelled before it was sent
+                        self._batch.append((call, reply))
                 if self._batch:
                     await self._exchange()
+                    self._batch = []
         except asyncio.CancelledError:
             if not self._timed_out:
                 with contextlib.suppress(redis.RedisError):
                     await self._connection.disconnect()  # TLS takes turns of the loop, which ends now
-                self._abandon()
+                self._stop(None)
                 raise
             await self._connection.disconnect(nowait=True)
-            self._fail(redis.TimeoutError(f"timeout after {self._timeout:g} s"))
+            self._stop(redis.TimeoutError(f"timeout after {self._timeout:g} s"))
         except Exception as error:  # noqa: BLE001  (whatever a broken reply makes redis-py raise)
             await self._connection.disconnect(nowait=True)
-            self._fail(error)
-
-    def _take_batch(self) -> None:
-        self._batch = []
-        while self._waiting and len(self._batch) < MAX_BATCH:
-            pending = self._waiting.popleft()
-            if not pending.reply.done():  # cancelled before it was sent
-                self._batch.append(pending)
+            self._stop(error)
 
     async def _exchange(self) -> None:
-        self._start_timer()
+        self._deadline = self.loop.time() + self._timeout
+        if self._timer is None:  # one for all batches: to set and cancel one for each takes a tenth of a call
+            self._timer = self.loop.call_at(self._deadline, self._check_deadline)
         connection = self._connection
-        if self._reconnect or (self.loop.time() - self._last_use > FRESH and await self._is_stale()):
-            self._reconnect = False
+        if self.reconnect or (self.loop.time() - self._last_use > FRESH and await self._is_stale()):
+            self.reconnect = False
             await connection.disconnect(nowait=True)
         if not connection.is_connected:
-            await self._connect()
-        await connection.send_packed_command([pending.call.packed for pending in self._batch], check_health=False)
+            try:
+                await connection.connect()
+            except redis.ResponseError as error:  # to AUTH or SELECT
+                raise redis.ConnectionError(str(error)) from error
+        await connection.send_packed_command([call.packed for call, _ in self._batch], check_health=False)
         for call, future in self._batch:
             replies = [await self._read_reply() for _ in range(call.replies)]
             if not future.done():
                 future.set_result(replies if call.replies > 1 else replies[0])
-        self._last_use, self._batch = self.loop.time(), []
+        self._last_use = self.loop.time()
 
     async def _read_reply(self) -> Any:
         try:
             return await self._connection.read_response(disconnect_on_error=False)
         except redis.ResponseError as error:
             return error
-
-    async def _connect(self) -> None:
-        try:
-            await self._connection.connect()
-        except redis.ResponseError as error:  # to AUTH or SELECT
-            raise redis.ConnectionError(str(error)) from error
 
     async def _is_stale(self) -> bool:
         """Return whether the server closed the connection, or sent something that nobody asked for."""
@@ -128,14 +113,7 @@ class Multiplexer:
         except redis.RedisError:
             return True
 
-    # One timer for all batches: to set and cancel one for each takes a tenth of a call.
-
-    def _start_timer(self) -> None:
-        self._deadline = self.loop.time() + self._timeout
-        if self._timer is None:
-            self._timer = self.loop.call_at(self._deadline, self._check_deadline)
-
-    def _check_deadline(self, late: list[_Pending] | None = None) -> None:
+    def _check_deadline(self, late: list[Any] | None = None) -> None:
         self._timer = None
         if not self._batch:
             return
@@ -147,27 +125,17 @@ class Multiplexer:
             self._timed_out = True
             self._worker.cancel()
 
-    def _fail(self, error: Exception) -> None:
-        """Fail everything that was sent or is waiting: nobody knows which of the commands ran."""
-        self._stop()
-        failure = self._on_failure(error)
-        for pending in self._take_all():
-            pending.reply.set_exception(failure)
-
-    def _abandon(self) -> None:
-        """Cancel everything that was sent or is waiting, because the loop ends."""
-        self._stop()
-        for pending in self._take_all():
-            pending.reply.cancel()
-
-    def _stop(self) -> None:
-        self._worker, self._idle, self._timed_out = None, None, False
+    def _stop(self, error: Exception | None) -> None:
+        """Fail everything that was sent or is waiting: nobody knows what ran. Cancel it where the loop ends (None)."""
+        pending = [reply for _, reply in (*self._batch, *self._waiting) if not reply.done()]
+        self._batch, self._worker, self._idle, self._timed_out = [], None, None, False
+        self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _take_all(self) -> list[_Pending]:
-        pending = [each for each in (*self._batch, *self._waiting) if not each.reply.done()]
-        self._batch = []
-        self._waiting.clear()
-        return pending
+        failure = None if error is None else self._on_failure(error)
+        for reply in pending:
+            if failure is None:
+                reply.cancel()
+            else:
+                reply.set_exception(failure)

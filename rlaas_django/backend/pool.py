@@ -29,8 +29,7 @@ class Pool:
         self._make, self._is_available = make, is_available
         self._idle: list[tuple[Any, float | None]] = []  # with the time of the last use; None: not connected
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()  # without one that an interrupted call dropped
-        self._lock = threading.Lock()
-        self._released = threading.Condition(self._lock)
+        self._released = threading.Condition(threading.Lock())
         self._waiting = 0
 
     def acquire(self) -> Any:
@@ -41,24 +40,26 @@ class Pool:
             connection, used = self._make_or_wait()
         if used is None or (time.monotonic() - used > FRESH and _is_stale(connection)):
             try:
-                _connect(connection)
-            except BaseException:
+                connection.disconnect()
+                connection.connect()
+            except BaseException as error:
                 self.discard(connection)
+                if isinstance(error, redis.ResponseError):  # to AUTH or SELECT
+                    raise redis.ConnectionError(str(error)) from error
                 raise
         return connection
 
-    def release(self, connection: Any) -> None:
+    def release(self, connection: Any, *, connected: bool = True) -> None:
         """Take back a connection on which no reply is outstanding."""
-        self._idle.append((connection, time.monotonic()))
+        self._idle.append((connection, time.monotonic() if connected else None))
         if self._waiting:
-            self._wake()
+            with self._released:
+                self._released.notify_all()
 
     def discard(self, connection: Any) -> None:
         """Take back a connection on which a reply may still arrive: it is closed, so that nobody else reads it."""
         connection.disconnect()
-        self._idle.append((connection, None))
-        if self._waiting:
-            self._wake()
+        self.release(connection, connected=False)
 
     def disconnect_idle(self) -> None:
         """Close the connections that are not in use: behind the same address there may be another server now."""
@@ -66,13 +67,9 @@ class Pool:
         for connection, _ in idle:
             self.discard(connection)
 
-    def _wake(self) -> None:
-        with self._lock:
-            self._released.notify_all()
-
     def _make_or_wait(self) -> tuple[Any, float | None]:
         deadline = time.monotonic() + MAX_WAIT
-        with self._lock:
+        with self._released:
             self._waiting += 1
             try:
                 while True:
@@ -87,14 +84,6 @@ class Pool:
                         raise PoolExhaustedError(f"All {self.maximum} connections are in use.")
             finally:
                 self._waiting -= 1
-
-
-def _connect(connection: Any) -> None:
-    connection.disconnect()
-    try:
-        connection.connect()
-    except redis.ResponseError as error:  # to AUTH or SELECT
-        raise redis.ConnectionError(str(error)) from error
 
 
 def _is_stale(connection: Any) -> bool:

@@ -1,29 +1,92 @@
 """One Redis server as it is reached from this process: its circuit breaker, and connections for threads and loops.
 
+Connections are made as the site's cache makes its own: its connection class, its options, but our own time limits.
 A call that may have run is never sent again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from .circuit_breaker import CircuitBreaker
 from .commands import Call
-from .connections import ConnectionOptions
 from .errors import PoolExhaustedError, concerns_whole_server
 from .multiplexer import Multiplexer
 from .pool import Pool
 
-# Multiplexers live as long as their loops, also those of servers that other settings have replaced: a worker task that
-# is garbage-collected while it waits is an error to asyncio.
-_multiplexers: set[Multiplexer] = set()
+Address = tuple[str, int]
+MAX_CONNECTIONS = 100  # per process and server
+
+# Not taken over from the cache: what would repeat a call, what changes the replies that we read, what belongs to
+# redis-py's own pools, and the time limits, which are RATE_LIMITER['TIMEOUT'].
+_OURS = {
+    *("retry", "retry_on_timeout", "retry_on_error", "health_check_interval"),
+    *("decode_responses", "protocol", "cache", "cache_config"),
+    *("connection_class", "connection_pool", "max_connections", "timeout", "url", "ssl"),
+    *("socket_timeout", "socket_connect_timeout"),
+}
+# Accepted by redis-py's connections for threads alone.
+_SYNC_ONLY = {
+    *("parser_class", "command_packer", "socket_type", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled"),
+    *("ssl_ocsp_context", "ssl_ocsp_expected_cert"),
+}
+_ASYNC_CLASSES: tuple[tuple[type, type], ...] = (
+    (redis.SSLConnection, redis.asyncio.SSLConnection),
+    (redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection),
+    (redis.Connection, redis.asyncio.Connection),
+)
+
+
+class ConnectionOptions(NamedTuple):
+    """What connections to one server are made of."""
+
+    connection_class: type[Any]
+    options: dict[str, Any]
+    maximum: int
+
+    @classmethod
+    def of(cls, connection_class: type[Any], options: dict[str, Any], maximum: int) -> ConnectionOptions:
+        """Return the options of a cache's pool, without what is ours."""
+        names = [name for name in options if name not in _OURS and not name.startswith(("maint_", "oss_"))]
+        kept = {name: options[name] for name in names}
+        return cls(connection_class, {**kept, "protocol": 2}, min(maximum, MAX_CONNECTIONS))
+
+    def at(self, address: Address) -> ConnectionOptions:
+        """Return the same for another server."""
+        return self._replace(options={**self.options, "host": address[0], "port": address[1]})
+
+    @property
+    def address(self) -> Address:
+        """The host and port; of a unix socket, the path and 0."""
+        if "path" in self.options:
+            return str(self.options["path"]), 0
+        return str(self.options.get("host") or "localhost"), int(self.options.get("port") or 6379)
+
+    def connection(self, timeout: float) -> Any:
+        """Return a new connection for threads, not connected yet."""
+        limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
+        return self.connection_class(**self.options, **limits)
+
+    def async_connection(self, timeout: float) -> Any:
+        """Return a new connection for a loop, not connected yet; the multiplexer keeps the time of its replies."""
+        kind = next(other for known, other in _ASYNC_CLASSES if issubclass(self.connection_class, known))
+        options = {name: value for name, value in self.options.items() if name not in _SYNC_ONLY}
+        return kind(**options, retry=AsyncRetry(NoBackoff(), 0), socket_timeout=None, socket_connect_timeout=timeout)
 
 
 class Server:
     """A Redis server."""
+
+    # Multiplexers live as long as their loops, also those of servers that other settings have replaced: a worker task
+    # that is garbage-collected while it waits is an error to asyncio.
+    _multiplexers: ClassVar[dict[tuple[Server, asyncio.AbstractEventLoop], Multiplexer]] = {}
 
     def __init__(self, options: ConnectionOptions, timeout: float) -> None:
         self.options, self.timeout = options, timeout
@@ -31,7 +94,7 @@ class Server:
         self.name = f"Redis at {self.address[0]}" + (f":{self.address[1]}" if self.address[1] else "")
         self.breaker = breaker = CircuitBreaker(self.name)
         self._pool = Pool(lambda: options.connection(timeout), options.maximum, lambda: breaker.error is None)
-        self._loops: dict[asyncio.AbstractEventLoop, Multiplexer] = {}
+        self._is_fake = options.connection_class.__module__.partition(".")[0] == "fakeredis"
 
     def send(self, call: Call, *, timeout: float | None = None) -> Any:
         """Return the reply, or the list of replies; the first error among them is raised."""
@@ -64,26 +127,21 @@ class Server:
 
     async def asend(self, call: Call) -> Any:
         """As `send`, without blocking the event loop."""
-        if self.options.is_fake:  # fakeredis waits for nothing
+        if self._is_fake:  # fakeredis has no socket, and waits for nothing
             return self.send(call)
         loop = asyncio.get_running_loop()
-        multiplexer = self._loops.get(loop) or self._open_multiplexer(loop)
+        multiplexer = self._multiplexers.get((self, loop)) or self._open_multiplexer(loop)
         reply = await multiplexer.execute(call)
         if type(reply) is not list or self.breaker.error is not None or call.replies > 1:
             self._record_reply(reply)
         return reply
 
     def _open_multiplexer(self, loop: asyncio.AbstractEventLoop) -> Multiplexer:
-        for each in list(_multiplexers):  # other threads add theirs meanwhile
-            if each.loop.is_closed():
-                _multiplexers.discard(each)
-        for other in list(self._loops):
-            if other.is_closed():
-                self._loops.pop(other, None)
-        multiplexer = self._loops[loop] = Multiplexer(
-            lambda: self.options.async_connection(self.timeout), self.timeout, self._record_failure
-        )
-        _multiplexers.add(multiplexer)
+        for key in list(self._multiplexers):  # other threads add theirs meanwhile
+            if key[1].is_closed():
+                self._multiplexers.pop(key, None)
+        connection = self.options.async_connection(self.timeout)
+        multiplexer = self._multiplexers[self, loop] = Multiplexer(connection, self.timeout, self._record_failure)
         return multiplexer
 
     def _record_reply(self, reply: Any, *, admin: bool = False) -> None:
@@ -102,8 +160,9 @@ class Server:
             return
         self.breaker.record_failure(error)
         self._pool.disconnect_idle()
-        for multiplexer in list(self._loops.values()):
-            multiplexer.reconnect()
+        for (server, _), multiplexer in list(self._multiplexers.items()):
+            if server is self:
+                multiplexer.reconnect = True
 
     def _record_failure(self, error: Exception) -> Exception:
         """Tell the breaker that a call had no reply; return the error as one of redis-py's."""

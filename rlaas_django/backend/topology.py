@@ -18,16 +18,14 @@ from redis.exceptions import RedisClusterException
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from .. import log
-from .connections import ConnectionOptions
-from .server import Server
-
-Address = tuple[str, int]
+from .server import Address, ConnectionOptions, Server
 
 
-class SingleServer:
-    """A single server, and what the other topologies have in common."""
+class Topology:
+    """Where the servers are: a single one, or, in a derived class, as other servers say."""
 
     clustered = False
+    error = ""  # why no server is known
 
     def __init__(self, server: Server | None, timeout: float) -> None:
         self.master, self.timeout = server, timeout
@@ -53,19 +51,13 @@ class SingleServer:
     async def await_until_known(self) -> None:
         """As `wait_until_known`, without blocking the event loop."""
 
-    @property
-    def error(self) -> str:
-        """Why no server is known."""
-        return "no server is known"
 
-
-class DiscoveredTopology(SingleServer):
+class DiscoveredTopology(Topology):
     """A topology that other servers are asked about."""
 
     def __init__(self, name: str, timeout: float) -> None:
         super().__init__(None, timeout)
-        self.name = name
-        self._error = ""
+        self.name, self.error = name, f"{name}: no reply within {timeout:g} s"
         self._refreshed = threading.Event()  # once, with or without success
         self._refresher = Refresher(self._refresh)
         self._refresher.request()
@@ -85,16 +77,13 @@ class DiscoveredTopology(SingleServer):
         while not self._refreshed.is_set() and time.monotonic() < deadline:  # noqa: ASYNC110  (set by a thread)
             await asyncio.sleep(0.002)
 
-    @property
-    def error(self) -> str:
-        return self._error or f"{self.name}: no reply within {self.timeout:g} s"
-
     def _refresh(self) -> bool:
+        changed = False
         try:
             changed = self.discover()
-            self._error = ""
+            self.error = "No node of the cluster has the key's slot."  # what Sentinels name is known now
         except Exception as error:  # noqa: BLE001  (whatever redis-py makes of a strange reply)
-            self._error, changed = f"{self.name}: {error}", False
+            self.error = f"{self.name}: {error}"
             log.error("%s unavailable: %s", self.name, log.escaped(str(error)))
         self._refreshed.set()
         return changed
@@ -111,19 +100,16 @@ class SentinelTopology(DiscoveredTopology):
         try:
             host, port = self._sentinel.discover_master(self._service)  # type: ignore[no-untyped-call]
         except MasterNotFoundError as error:
-            raise MasterNotFoundError(self._with_addresses(str(error))) from error
+            text = str(error)
+            for client in self._sentinel.sentinels:  # redis-py shows them in full; their addresses say enough
+                options = client.connection_pool.connection_kwargs
+                text = text.replace(str(client), f"{options['host']}:{options['port']}")
+            raise MasterNotFoundError(text) from error
         address = str(host), int(port)
         if self.master is not None and self.master.address == address:
             return False
         self.master = Server(self._master_options.at(address), self.timeout)
         return True
-
-    def _with_addresses(self, text: str) -> str:
-        """Return an error with the Sentinels' addresses in place of their clients, which redis-py shows in full."""
-        for client in self._sentinel.sentinels:
-            options = client.connection_pool.connection_kwargs
-            text = text.replace(str(client), f"{options['host']}:{options['port']}")
-        return text
 
 
 class ClusterTopology(DiscoveredTopology):
@@ -189,13 +175,6 @@ class ClusterTopology(DiscoveredTopology):
         self._moved = True
         self.refresh_soon()
 
-    @property
-    def error(self) -> str:
-        return super().error if not self._slots or self._error else "No node of the cluster has the key's slot."
-
-
-Topology = SingleServer
-
 
 def _address(node: Any) -> Address:
     return node.host, int(node.port)
@@ -227,7 +206,6 @@ class Refresher:
             self._running = False
 
     def _run(self) -> None:
-        """Run until there is no request left."""
         while True:
             time.sleep(max(0.0, self._next_run - time.monotonic()))
             with self._lock:

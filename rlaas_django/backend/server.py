@@ -111,7 +111,7 @@ class Server:
             raise
         except BaseException as error:  # noqa: BLE001  (raised again)
             # Recorded first: a thread that waits for the connection would take it to a server that fails.
-            failure = self._record_failure(error) if isinstance(error, Exception) else error
+            failure = self._record_failure(error, timeout) if isinstance(error, Exception) else error
             try:
                 if connection is not None:
                     pool.discard(connection)
@@ -164,13 +164,13 @@ class Server:
             if server is self:
                 multiplexer.reconnect = True
 
-    def _record_failure(self, error: Exception) -> Exception:
+    def _record_failure(self, error: Exception, timeout: float | None = None) -> Exception:
         """Tell the breaker that a call had no reply; return the error as one of redis-py's."""
         if isinstance(error, PoolExhaustedError):
             self.breaker.log_error(error)
             return error
         if isinstance(error, (TimeoutError, redis.TimeoutError)):
-            error = redis.TimeoutError(f"timeout after {self.timeout:g} s")
+            error = redis.TimeoutError(f"timeout after {timeout or self.timeout:g} s")
         elif not isinstance(error, redis.RedisError):
             error = redis.InvalidResponse(f"{self.name} did not reply as Redis does: {error!r}")
         self.breaker.record_failure(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import hiredis
 
@@ -12,18 +11,22 @@ from .scripts import Script
 Word = str | bytes | int | float
 
 
-class Call(NamedTuple):
+class Call:
     """Packed commands, for the server that has their keys."""
 
-    script: Script | None  # what to load where the server does not know it
-    key: str  # one of the keys, which are all in one slot; '' where there is one server
-    packed: bytes
-    replies: int = 1
-    is_refund: bool = False
+    __slots__ = ("is_refund", "key", "packed", "replies", "script")
+
+    def __init__(
+        self, script: Script | None, key: str, packed: bytes, replies: int = 1, *, is_refund: bool = False
+    ) -> None:
+        self.script = script  # what to load where the server does not know it
+        self.key = key  # one of the keys, which are all in one slot; '' where there is one server
+        self.packed, self.replies, self.is_refund = packed, replies, is_refund
 
     def after(self, *command: Word) -> Call:
         """Return the call with a command before it, as one message: a reply of its own comes first."""
-        return self._replace(packed=pack(command) + self.packed, replies=self.replies + 1)
+        packed = pack(command) + self.packed
+        return Call(self.script, self.key, packed, self.replies + 1, is_refund=self.is_refund)
 
 
 def pack(*commands: Sequence[Word]) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from .policy import Policy
@@ -38,7 +38,7 @@ class Decision:
 
     __slots__ = (
         *("allowed", "policy", "limit", "current_count", "remaining", "retry_after", "reset_after", "ttl", "degraded"),
-        *("read_outcomes", "outcomes", "receipts"),
+        *("outcomes", "receipts", "source"),
     )
 
     allowed: bool
@@ -52,7 +52,7 @@ class Decision:
     degraded: bool  # whether a policy was decided without Redis
     outcomes: tuple[Outcome, ...]  # the result of each policy; of a script's reply made when it is first read
     receipts: list[Any]  # what `refund` needs; popped from here, so that it is refunded once
-    read_outcomes: Callable[[], tuple[Outcome, ...]]
+    source: tuple[Any, list[Any]]  # the check and the script's reply, from which the outcomes are made
 
     def __init__(self, allowed: bool, outcomes: tuple[Outcome, ...], receipts: list[Any] | None = None) -> None:
         self.allowed, self.outcomes, self.receipts = allowed, outcomes, [] if receipts is None else receipts
@@ -65,7 +65,8 @@ class Decision:
         """Make the outcomes of a script's reply, which a check without headers never reads."""
         if name != "outcomes":
             raise AttributeError(name)
-        self.outcomes = self.read_outcomes()
+        check, reply = self.source
+        self.outcomes = check.outcomes(reply)
         return self.outcomes
 
     @property

@@ -107,6 +107,8 @@ def identify(identity: Identity, policy: Policy, encoding: Encoding) -> str:
         kind, name = "ip", identity.get("ip")
     if name in (None, ""):
         raise ValueError(f"Policy {policy.name!r} counts by {policy.key!r}, which {identity!r} does not give.")
+    if kind == "ip" and type(name) is str:
+        return _encode_address(name, encoding.ipv6_prefix)
     return encode_name(kind, name, encoding)
 
 

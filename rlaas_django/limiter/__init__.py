@@ -174,7 +174,7 @@ def _decide(planned: Check) -> Decision:
         with suppress(UnavailableError):  # what was charged ends with its window
             _refund(receipt)
             if not isinstance(receipt, LocalReceipt):  # the figures are those after the refund
-                part = receipt[0]._replace(charge=False)
+                part = receipt[0].part(range(len(receipt[0].identities)), charge=False)
                 progress.add(part, backend.execute(topology, part.policy_set.call(part)))
     decision = progress.decision()
     if progress.error is not None:
@@ -196,7 +196,7 @@ async def _adecide(planned: Check) -> Decision:
         with suppress(UnavailableError):
             await _arefund(receipt)
             if not isinstance(receipt, LocalReceipt):
-                part = receipt[0]._replace(charge=False)
+                part = receipt[0].part(range(len(receipt[0].identities)), charge=False)
                 progress.add(part, await backend.aexecute(topology, part.policy_set.call(part)))
     decision = progress.decision()
     if progress.error is not None:

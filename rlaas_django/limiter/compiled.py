@@ -6,8 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import backend, conf
 from ..backend.commands import Call, pack, script_call
@@ -78,16 +77,18 @@ class CompiledPolicySet:
         return [counter.key(identity) for counter, identity in zip(self._counters, identities, strict=True)]
 
     def call(self, check: Check) -> Call:
-        """Return the call that decides all policies."""
-        _, identities, unique, cost, charge = check
+        """Return the check packed, as the call that decides all policies."""
+        identities, unique, cost, charge = check.identities, check.unique, check.cost, check.charge
         identity = identities[0]
         if cost == 1 and charge and clock.frozen is None and identities.count(identity) == len(identities):
             # Nearly every call. To fill a template takes a fifth of the time of packing (benchmarks/profile.py).
             before, after = self._templates.get(len(identity)) or self._make_template(len(identity))
-            packed = f"{identity.join(before)}{unique}{after}".encode("ascii")
+            check.packed = f"{identity.join(before)}{unique}{after}".encode("ascii")
         else:
-            packed = self._pack(identities, unique, cost, "check" if charge else "peek")
-        return Call(self.script, self._counters[0].key(identity) if self.topology.clustered else "", packed)
+            check.packed = self._pack(identities, unique, cost, "check" if charge else "peek")
+        if self.topology.clustered:
+            check.key = self._counters[0].key(identity)
+        return check
 
     def _pack(self, identities: Sequence[str], unique: str, cost: int, operation: str) -> bytes:
         """Return the command; identities are ASCII, or this raises."""
@@ -106,14 +107,22 @@ class CompiledPolicySet:
         return template
 
 
-class Check(NamedTuple):
-    """A check: who is charged what, by which policies."""
+class Check(Call):
+    """A check: who is charged what, by which policies. It is a call once it is packed (`CompiledPolicySet.call`)."""
 
-    policy_set: CompiledPolicySet
-    identities: tuple[str, ...]
-    unique: str
-    cost: int
-    charge: bool
+    __slots__ = ("charge", "cost", "identities", "policy_set", "unique")
+
+    def __init__(
+        self, policy_set: CompiledPolicySet, identities: tuple[str, ...], unique: str, cost: int, charge: bool
+    ) -> None:
+        self.policy_set, self.identities, self.unique, self.cost, self.charge = (
+            policy_set,
+            identities,
+            unique,
+            cost,
+            charge,
+        )
+        self.script, self.key, self.replies, self.is_refund = policy_set.script, "", 1, False
 
     def part(self, indexes: Sequence[int], *, charge: bool) -> Check:
         """Return the check of some of the policies: those whose counters are in one slot of a cluster."""
@@ -123,14 +132,15 @@ class Check(NamedTuple):
 
     def read(self, reply: Any) -> Decision:
         """Return the decision that a script's reply means; UnavailableError when it is no reply of our scripts."""
-        policy_set, identities, _, _, charge = self
+        policy_set, identities, charge, source = self.policy_set, self.identities, self.charge, (self, reply)
         try:
-            sum(reply)  # a TypeError unless all are numbers
             if len(identities) > 1:
+                sum(reply)  # a TypeError unless all are numbers
                 outcomes = self.outcomes(reply)
                 allowed = passes(outcomes)
-                return Decision(allowed, outcomes, [(self, reply)] if allowed and charge else [])
-            now, passed, count, remaining, wait, reset_after, limit, _ = reply
+                return Decision(allowed, outcomes, [source] if allowed and charge else [])
+            now, passed, count, remaining, wait, reset_after, limit, charged_at = reply
+            now + count + remaining + limit + charged_at
             decision, policy = Decision.__new__(Decision), policy_set.policies[0]
             decision.allowed = allowed = passed == 1 or policy.shadow
             decision.policy, decision.limit = policy, limit
@@ -138,8 +148,8 @@ class Check(NamedTuple):
             decision.retry_after = 0.0 if allowed else wait / 1000 if wait >= 0 else math.inf
             decision.reset_after = reset_after / 1000
             decision.ttl = policy_set.ttls[0] or _left_of_window(policy, now)
-            decision.degraded, decision.receipts = False, [(self, reply)] if allowed and charge else []
-            decision.read_outcomes = partial(self.outcomes, reply)
+            decision.degraded, decision.receipts = False, [source] if allowed and charge else []
+            decision.source = source
         except (TypeError, ValueError) as error:
             unexpected = backend.UnavailableError(f"unexpected reply: {reply!r:.100}")
             if (server := policy_set.topology.server_for(policy_set.keys(identities)[0])) is not None:

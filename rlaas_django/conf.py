@@ -165,8 +165,12 @@ _of_parent: list[Config] = []
 
 def _forget() -> None:
     global _latest
+    derived = [] if _latest is None or _latest.pid != os.getpid() else [*_latest.derived.values()]
     _latest = None
     config.cache_clear()
+    for each in derived:
+        if hasattr(each, "close"):  # connections of the settings that were replaced
+            each.close()
 
 
 def _reset() -> None:

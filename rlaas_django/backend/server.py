@@ -136,6 +136,10 @@ class Server:
             self._record_reply(reply)
         return reply
 
+    def close(self) -> None:
+        """Close the connections for threads that are not in use."""
+        self._pool.disconnect_idle()
+
     def _open_multiplexer(self, loop: asyncio.AbstractEventLoop) -> Multiplexer:
         for key in list(self._multiplexers):  # other threads add theirs meanwhile
             if key[1].is_closed():

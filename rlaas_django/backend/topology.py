@@ -38,6 +38,11 @@ class Topology:
         """Return every server that has keys."""
         return [] if self.master is None else [self.master]
 
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        for server in self.servers():
+            server.close()
+
     def group_by_slot(self, keys: Sequence[str]) -> list[Sequence[int]]:
         """Return which of these keys, by index, one call may name."""
         return [range(len(keys))]

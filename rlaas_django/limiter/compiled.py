@@ -13,7 +13,7 @@ from ..backend.commands import Call, pack, script_call
 from ..backend.scripts import for_algorithms
 from ..conf import Config
 from ..core import clock, process
-from ..core.decision import Decision, Outcome, passes
+from ..core.decision import Decision, Outcome
 from ..core.keys import GLOBAL, EncodedIdentity, Identity, counter_key, identify, is_plain, key_kind, override_key
 from ..core.policy import DEFAULT, FIXED_WINDOW, MAX_PRODUCT, Policies, Policy, PolicyError, script_arguments, shown
 
@@ -132,33 +132,44 @@ class Check(Call):
 
     def read(self, reply: Any) -> Decision:
         """Return the decision that a script's reply means; UnavailableError when it is no reply of our scripts."""
-        policy_set, identities, charge, source = self.policy_set, self.identities, self.charge, (self, reply)
+        policy_set, source, decision = self.policy_set, (self, reply), Decision.__new__(Decision)
         try:
-            if len(identities) > 1:
-                sum(reply)  # a TypeError unless all are numbers
-                outcomes = self.outcomes(reply)
-                allowed = passes(outcomes)
-                return Decision(allowed, outcomes, [source] if allowed and charge else [])
-            now, passed, count, remaining, wait, reset_after, limit, charged_at = reply
-            now + count + remaining + limit + charged_at
-            decision, policy = Decision.__new__(Decision), policy_set.policies[0]
-            decision.allowed = allowed = passed == 1 or policy.shadow
-            decision.policy, decision.limit = policy, limit
-            decision.current_count, decision.remaining = count, remaining
-            decision.retry_after = 0.0 if allowed else wait / 1000 if wait >= 0 else math.inf
-            decision.reset_after = reset_after / 1000
-            decision.ttl = policy_set.ttls[0] or _left_of_window(policy, now)
-            decision.degraded, decision.receipts = False, [source] if allowed and charge else []
-            decision.source = source
+            if len(reply) != REPLY_SIZE * len(self.identities) + 1 or not sum(
+                reply
+            ):  # a TypeError unless all are numbers
+                raise ValueError(f"{len(reply)} elements")
+            row, allowed = 0, reply[1] == 1 or policy_set.policies[0].shadow
+            if len(self.identities) > 1:
+                row, allowed = self._strictest(reply)
+            at = REPLY_SIZE * row + 1
+            _, count, remaining, wait, reset_after, limit, _ = reply[at : at + REPLY_SIZE]
         except (TypeError, ValueError) as error:
             unexpected = backend.UnavailableError(f"unexpected reply: {reply!r:.100}")
-            if (server := policy_set.topology.server_for(policy_set.keys(identities)[0])) is not None:
+            if (server := policy_set.topology.server_for(policy_set.keys(self.identities)[0])) is not None:
                 server.breaker.log_error(unexpected)
             raise unexpected from error
+        decision.allowed, decision.policy = allowed, policy_set.policies[row]
+        decision.limit, decision.current_count, decision.remaining = limit, count, remaining
+        decision.retry_after = 0.0 if allowed else wait / 1000 if wait >= 0 else math.inf
+        decision.reset_after = reset_after / 1000
+        decision.ttl = policy_set.ttls[row] or _left_of_window(decision.policy, reply[0])
+        decision.degraded, decision.source = False, source
+        decision.receipts = [source] if allowed and self.charge else []
         return decision
 
+    def _strictest(self, reply: list[Any]) -> tuple[int, bool]:
+        """Return the row of the strictest policy, as `core.decision.strictest` chooses it, and whether all pass."""
+        strictest, row, allowed = (False, False, -math.inf), 0, True
+        for i, policy in enumerate(self.policy_set.policies):
+            passed, _, remaining, wait = reply[REPLY_SIZE * i + 1 : REPLY_SIZE * i + 5]
+            allowed = allowed and (passed == 1 or policy.shadow)
+            measure = -remaining if passed == 1 else wait if wait >= 0 else math.inf
+            if (strictness := (not policy.shadow, passed != 1, measure)) > strictest:
+                strictest, row = strictness, i
+        return row, allowed
+
     def outcomes(self, reply: list[Any]) -> tuple[Outcome, ...]:
-        """Return what a script's reply says of each policy; TypeError or ValueError for any other reply."""
+        """Return what a script's reply says of each policy."""
         outcomes, at, policy_set = [], 1, self.policy_set
         for policy, identity, ttl in zip(policy_set.policies, self.identities, policy_set.ttls, strict=True):
             passed, count, remaining, wait, reset_after, limit, _ = reply[at : at + REPLY_SIZE]
@@ -166,8 +177,6 @@ class Check(Call):
             figures = limit, count, remaining, retry_after, reset_after / 1000, left
             outcomes.append(Outcome(policy, identity, passed == 1, *figures))
             at += REPLY_SIZE
-        if at != len(reply):
-            raise ValueError(f"{len(reply)} elements")
         return tuple(outcomes)
 
     def refund_call(self, reply: list[Any]) -> Call | None:

@@ -5,6 +5,7 @@ Proxies are not believed unless RATE_LIMITER['TRUSTED_PROXIES'] says so.
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -82,9 +83,40 @@ def _user(request: HttpRequest) -> Name | None:
     return str(user.pk) if user is not None and user.is_authenticated and user.pk is not None else None
 
 
-def _credential(header: str) -> str:
-    scheme, space, credential = header.strip().partition(" ")
-    return credential.strip() if space else scheme
+_token68 = re.compile(r"([A-Za-z0-9._~+/-]+)=*").fullmatch  # RFC 9110: what a credential is written in
+
+
+def _credential(header: str) -> str | None:
+    """Return the credential in one form, however it is spelled; None, so that the address counts, if it has none."""
+    *scheme, credential = header.split() or [""]  # at any white space, as frameworks do
+    found = _token68(credential)
+    if found is None or len(scheme) > 1:
+        return None
+    if scheme and scheme[0].lower() == "basic":
+        return _basic_user(credential)
+    # The parts of a JWT are base64, which libraries decode leniently: without a ~, + as -, whatever the last bits are.
+    return ".".join(map(_respelled, found[1].split("."))) if "." in found[1] else found[1]
+
+
+def _basic_user(credential: str) -> str | None:
+    try:
+        decoded = base64.b64decode(credential, validate=True)
+    except ValueError:
+        return None
+    try:
+        text = decoded.decode()
+    except UnicodeDecodeError:
+        text = decoded.decode("latin-1")
+    user, colon, _ = text.partition(":")
+    return f"basic:{user}" if user and colon else None  # no other credential has a colon
+
+
+def _respelled(part: str) -> str:
+    """Return base64 as it would be encoded; what is no base64 as it is."""
+    try:
+        return base64.urlsafe_b64encode(base64.urlsafe_b64decode(f"{part}===")).decode().rstrip("=")
+    except ValueError:
+        return part
 
 
 # A pair of a Forwarded header (RFC 7239) and what ends it. Possessive, so that no header takes long to read.

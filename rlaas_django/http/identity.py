@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
@@ -121,7 +121,7 @@ def _respelled(part: str) -> str:
 
 # A pair of a Forwarded header (RFC 7239) and what ends it. Possessive, so that no header takes long to read.
 _PAIR = re.compile(
-    r"""\s*+ (?: ([\w!\#$%&'*+.^`|~-]++) \s*+ = \s*+ ( "(?:[^"\\]|\\.)*+" \s*+ | [^",;]*+ ) )?+ ([;,]|$)""",
+    r"""\s*+ (?: ([\w!\#$%&'*+.^`|~-]++) \s*+ = \s*+ ( "(?:[^"\\]|\\.)*+" \s*+ | [^",;]*+ ) )?+ (;|$)""",
     re.VERBOSE | re.ASCII,
 )
 
@@ -157,27 +157,42 @@ def _is_trusted(peer: IPAddress | None, config: conf.Config) -> bool:
     return any(not isinstance(network, str) and peer in network for network in config.proxies)
 
 
-def _forwarded(header: str, value: str) -> list[str]:
-    """Return the addresses in a forwarding header, the client's first; one that is no address where it is malformed."""
+def _forwarded(header: str, value: str) -> Iterator[str]:
+    """Yield the addresses in a forwarding header from the right; text that is no address for a malformed element."""
+    elements = reversed(value.split(","))
     if header == "HTTP_X_FORWARDED_FOR":
-        return value.split(",")
-    chain, at = [""], 0
-    while (pair := _PAIR.match(value, at)) is not None:
+        yield from elements
+        return
+    parts, quotes = [], 0
+    for part in elements:
+        parts.append(part)
+        # A comma in quotes ends no element. Counted from the right, so that a stray quote of the client, whose elements
+        # are left of the proxies', does not change theirs.
+        quotes += re.sub(r"\\.", "", part).count('"')
+        if quotes % 2 == 0:
+            yield _for(",".join(reversed(parts)))
+            parts.clear()
+    if parts:
+        yield "malformed"
+
+
+def _for(element: str) -> str:
+    """Return the address in an element of a Forwarded header."""
+    address, at = "", 0
+    while (pair := _PAIR.match(element, at)) is not None:
         name, text, end = pair.groups()
         if name and name.lower() == "for":
-            chain[-1] = re.sub(r"\\(.)", r"\1", text.strip().strip('"'))
+            address = re.sub(r"\\(.)", r"\1", text.strip().strip('"'))
         if not end:
-            return chain
-        if end == ",":
-            chain.append("")
+            return address
         at = pair.end()
-    return ["malformed"]
+    return "malformed"
 
 
-def _client(chain: list[str], config: conf.Config) -> IPAddress | None:
-    """Return the first address from the right that is not a trusted proxy's; None where something is no address."""
+def _client(chain: Iterable[str], config: conf.Config) -> IPAddress | None:
+    """Return the first address, from the right, that is not a trusted proxy's; None where something is no address."""
     address = None
-    for text in reversed(chain):
+    for text in chain:
         address = parse_address(text)
         if address is None or not _is_trusted(address, config):
             return address

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import django
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
@@ -26,7 +27,7 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
     problems: list[Problem] = []
     config = conf.read(conf.raw(), problems)
     if config is not None:
-        for check in (_cache, _policies, _all_proxies, _middleware_order, _decorated_views):
+        for check in (_cache, _policies, _all_proxies, _django_version, _middleware_order, _decorated_views):
             problems += check(config)
     return [_message(problem) for problem in problems]
 
@@ -96,6 +97,16 @@ def _all_proxies(config: conf.Config) -> Iterator[Problem]:
     if any(not isinstance(network, str) and network.prefixlen == 0 for network in config.proxies):
         message = "RATE_LIMITER['TRUSTED_PROXIES'] covers every address: any client can pretend to be any other."
         yield Problem("W003", message, "List only your proxies' own addresses.")
+
+
+def _django_version(config: conf.Config) -> Iterator[Problem]:
+    version = django.VERSION[:3]
+    if config.proxies and (version < (5, 2, 13) or (6, 0) <= version < (6, 0, 4)):
+        message = (
+            f"Django {'.'.join(map(str, version))} takes X_Forwarded_For for X-Forwarded-For under ASGI: with a header "
+            "that the proxy does not overwrite, a client can pretend to be any other."
+        )
+        yield Problem("W006", message, "Upgrade to Django 5.2.13, 6.0.4 or later.")
 
 
 def _middleware_order(config: conf.Config) -> Iterator[Problem]:

@@ -126,6 +126,23 @@ def test_search_finds_a_user_by_name_email_or_id(admin_client, alice, text):
     assert next(row.identity.user for row in rows if row.identity.encoded == str(alice.pk)) == alice
 
 
+@pytest.mark.parametrize(
+    "text", ["a" * 50_001, "%" * 30_000, "ip=" + "a" * 50_000, "1" * 50_001], ids=lambda text: text[:4]
+)
+@pytest.mark.parametrize(("page", "field"), [("users", "q"), ("refusals", "identity"), ("refusals", "path")])
+def test_a_long_search_text_finds_nothing(admin_client, alice, page, field, text):
+    request_as(alice, 2)
+    response = admin_client.get(url(page, **{field: text}))
+    assert response.status_code == 200
+    assert not response.context.get("rows")
+
+
+def test_an_identity_is_found_by_its_long_text(admin_client):
+    check("x" * 1000)
+    (row,) = admin_client.get(url("users", q="x" * 1000)).context["rows"]
+    assert row.identity.encoded == identify("x" * 1000, Policy("default", "5/m"))
+
+
 @pytest.mark.parametrize("digits", ["9" * 25, "9" * 5000, "001", "+1", " 1", "1_0", "-1"])
 def test_digits_that_are_no_primary_key_match_no_user(admin_client, admin_user, digits):
     check(digits)

@@ -84,6 +84,28 @@ def test_listed_proxies_are_accepted(configure):
     assert found() == []
 
 
+@pytest.mark.parametrize(
+    ("version", "warned"),
+    [
+        ((5, 2, 0), True),
+        ((5, 2, 12), True),
+        ((5, 2, 13), False),
+        ((5, 2, 19), False),
+        ((6, 0, 0), True),
+        ((6, 0, 3), True),
+        ((6, 0, 4), False),
+        ((6, 1, 0), False),
+    ],
+)
+def test_a_django_that_mistakes_underscores_in_headers_is_a_warning_behind_proxies(
+    configure, monkeypatch, version, warned
+):
+    monkeypatch.setattr("django.VERSION", (*version, "final", 0))
+    assert found() == []  # no forwarding header is read
+    configure(TRUSTED_PROXIES=["10.0.0.0/8"])
+    assert [code for code, _ in found()] == ["W006"] * warned
+
+
 def test_proxies_that_are_not_set_are_a_warning_of_check_deploy(configure):
     assert [message.id for message in check_proxies()] == ["rlaas_django.W004"]
     configure(TRUSTED_PROXIES=[])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import json
 import uuid
@@ -286,6 +287,81 @@ def test_a_credential_is_neither_stored_nor_sent_nor_logged_in_clear(site, confi
 def test_the_scheme_is_not_part_of_a_token():
     spellings = (f"Bearer {SECRET}", f"bearer   {SECRET} ", SECRET)
     assert len({identity_of("token", headers={"Authorization": each}) for each in spellings}) == 1
+
+
+def by_token(authorization: str) -> str:
+    return identity_of("token", headers={"Authorization": authorization})
+
+
+def basic(credentials: bytes) -> str:
+    return base64.b64encode(credentials).decode()
+
+
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiI0MiJ9.8-rn_5AyP1X8mX0pTnDpfuqBf8yV7xYpiGh8k5AqUZM"
+
+
+@pytest.mark.parametrize("space", ["\t", "\t\t", " \t ", "\x0b", "\x0c"])
+def test_white_space_between_scheme_and_token_gives_no_other_counter(space):
+    """Django REST framework splits the header at any white space, so that all of these authenticate."""
+    assert by_token(f"Token{space}{SECRET}{space}") == by_token(f"Token {SECRET}")
+
+
+def test_padding_is_not_part_of_a_token():
+    assert len({by_token(f"Bearer {SECRET}{'=' * n}") for n in range(4)}) == 1
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        f"{JWT}=",
+        f"{JWT}~~~~",
+        f"{JWT[:-4]}~~~~{JWT[-4:]}",
+        JWT.replace("-", "+").replace("_", "/"),
+        f"{JWT[:-1]}N",  # the last two bits are not used
+    ],
+)
+def test_a_jwt_has_one_counter_however_its_signature_is_spelled(spelling):
+    """Python decodes base64 leniently, so that all of these have the same signature."""
+    signature, same = (base64.urlsafe_b64decode(each.rpartition(".")[2] + "==") for each in (JWT, spelling))
+    assert signature == same
+    assert by_token(f"Bearer {spelling}") == by_token(f"Bearer {JWT}")
+
+
+def test_two_jwts_have_two_counters():
+    head, _, signature = JWT.rpartition(".")
+    assert len({by_token(f"Bearer {each}") for each in (JWT, f"{head}.A{signature[1:]}", f"{head}A.{signature}")}) == 3
+
+
+def test_the_user_of_basic_authentication_has_one_counter():
+    spellings = ("Basic", "basic", "BASIC\t")
+    passwords = (b"", b"secret", b"a:b", b"\xff")
+    assert len({by_token(f"{each} {basic(b'ann:' + word)}") for each in spellings for word in passwords}) == 1
+    assert by_token(f"Basic {basic(b'ann:x')}") != by_token(f"Basic {basic(b'bob:x')}")
+    assert by_token(f"Basic {basic(b'ann:x')}") != by_token("Bearer ann")
+    assert by_token(f"Basic {basic('ä:x'.encode())}") == by_token(f"Basic {basic('ä:x'.encode('latin-1'))}")
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        f"Bearer {JWT}!",
+        f"Bearer {JWT}\xff",
+        f"Bearer {JWT},",
+        f"Bearer {SECRET} again",
+        f"Bearer {SECRET}=x",
+        f"Token {SECRET},Token {SECRET}",
+        "Bearer =",
+        f'Digest username="ann", nonce="{SECRET}"',
+        f"Basic {basic(b'ann')}",
+        f"Basic {basic(b':secret')}",
+        f"Basic {basic(b'ann:secret')}~",
+        "Basic YW5uOg",
+        "Basic a",
+    ],
+)
+def test_what_is_not_written_as_a_credential_counts_by_address(authorization):
+    """A library may ignore such characters, and a client could add as many as it likes."""
+    assert by_token(authorization) == f"ip={ADDRESS}"
 
 
 def test_a_token_that_looks_like_an_address_is_not_that_address():

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import rlaas_django
 from tests.internals import ALGORITHMS
@@ -70,6 +71,20 @@ def test_the_wheel_holds_every_file_of_the_package(names):
 def test_the_wheel_holds_the_licence(wheel):
     with zipfile.ZipFile(wheel) as archive:
         assert archive.read(f"{DIST_INFO}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+
+
+def test_the_wheel_requires_what_the_package_imports_in_versions_that_are_safe(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(f"{DIST_INFO}/METADATA").decode()
+    required = [Requirement(line) for line in re.findall(r"^Requires-Dist: ([^;\n]+)$", metadata, re.MULTILINE)]
+    versions = {each.name: each.specifier for each in required}
+    assert set(versions) == {"asgiref", "django", "django-redis", "redis"}
+    unsafe = [*(f"5.2.{n}" for n in range(13)), "6.0", "6.0.0", "6.0.1", "6.0.2", "6.0.3"]
+    assert not list(versions["django"].filter(unsafe))
+    assert len(list(versions["django"].filter(["5.2.13", "5.2.19", "6.0.4", "6.1", "6.1.3"]))) == 5
+    # The backend works with connections of redis-py and clients of django-redis: a major version is tried first.
+    assert list(versions["redis"].filter(["5.3", "6.0", "8.1.0", "9.0"])) == ["6.0", "8.1.0"]
+    assert list(versions["django-redis"].filter(["6.0", "7.0", "7.9", "8.0"])) == ["7.0", "7.9"]
 
 
 def test_the_package_works_as_it_is_installed(wheel, tmp_path):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 
-from rlaas_django import Decision, Outcome, Policy, PolicyError, Rate
+from rlaas_django import Decision, Outcome, Policy, PolicyError, Rate, rate_limit
 from tests.internals import ALGORITHMS, TOKEN_BUCKET, strictest
 
 
@@ -94,6 +95,26 @@ def test_a_policy_equals_its_name():
     assert policy != 5
 
 
+@dataclass
+class Unhashable:
+    """As every dataclass that is not frozen."""
+
+    header: str
+
+    def __call__(self, request):
+        return request.headers.get(self.header)
+
+
+@dataclass(frozen=True)
+class Hashable:
+    """Unless its value is not."""
+
+    header: str | list
+
+    def __call__(self, request):
+        return request.headers.get(self.header)
+
+
 async def later(request):
     return "5/m"
 
@@ -114,6 +135,9 @@ async def later(request):
         ({"key": "cookie:x"}, "key 'cookie:x' is not known"),
         ({"key": None}, "key None is not known"),
         ({"key": later}, "is an async function; write a plain one"),
+        ({"key": Unhashable("X-Tenant")}, "cannot be hashed; write a function, or give its class a __hash__"),
+        ({"key": Hashable(["X-Tenant"])}, "cannot be hashed"),
+        ({"key": []}, "key [] is not known"),
         ({"rate": later}, "is an async function; write a plain one"),
         ({"algo": "sliding-windw-algo"}, "did you mean 'sliding-window-algo'?"),
         ({"algo": "leaky"}, "Write one of fixed-window-algo"),
@@ -133,6 +157,12 @@ def test_an_invalid_policy_is_an_error_with_the_reason(arguments, reason):
     assert reason in str(caught.value)
 
 
+def test_a_key_that_cannot_be_hashed_is_an_error_when_the_view_is_decorated():
+    """Not at its first request."""
+    with pytest.raises(PolicyError, match="cannot be hashed"):
+        rate_limit("5/m", key=Unhashable("X-Tenant"))(lambda request: None)
+
+
 def test_every_documented_key_is_accepted():
     for key in (
         "user",
@@ -147,6 +177,7 @@ def test_every_documented_key_is_accepted():
     ):
         assert Policy("p", "5/m", key=key).key == key
     assert Policy("p", lambda request: "5/m", key=lambda request: "x")
+    assert Policy("p", "5/m", key=Hashable("X-Tenant"))
 
 
 def test_a_policy_cannot_be_changed():

@@ -114,6 +114,42 @@ def test_the_forwarded_header_of_rfc_7239(forwarded, client):
 
 
 @pytest.mark.parametrize(
+    "forged",
+    [
+        '"',
+        'for="',
+        'for="198.51.100.1',
+        '"""',
+        'for=\\"',
+        '\\"',
+        "for=\\",
+        'for=a"b',
+        "=",
+        "a b c",
+        "for",
+        "\xff",
+        'x="a,b',
+        'x=",',
+    ],
+)
+@pytest.mark.parametrize(
+    "added",
+    [
+        f"for={CLIENT}",
+        f'for="{CLIENT}:4711";by="a,b"',
+        f'host="a,\\"b,for=198.51.100.1";for={CLIENT}',
+        f'for={CLIENT}, for="{OTHER_PROXY}:80"',
+        f'for={CLIENT};by="_a,b",for={OTHER_PROXY}',
+    ],
+)
+@pytest.mark.usefixtures("trusted")
+def test_what_a_client_forges_does_not_hide_what_the_proxies_add(forged, added):
+    """Else a stray quote would move the client to the proxy's counter."""
+    assert address(Forwarded=f"{forged}, {added}") == CLIENT
+    assert address(Forwarded=f"{forged},{added}") == CLIENT
+
+
+@pytest.mark.parametrize(
     "forwarded",
     [
         "",
@@ -158,6 +194,9 @@ def test_an_invalid_x_forwarded_for_falls_back_to_the_peer(forwarded):
         "for=_hidden",
         'for="_SEVKISEK"',
         f"for={CLIENT}, for=_hidden",
+        f'for={CLIENT}, for="198.51.100.1',
+        f'for={CLIENT}, for=198.51.100.1"',
+        f'for={CLIENT}, "", for=198.51.100.1 x="',
         "for=",
         'for=""',
         'for="',
@@ -186,7 +225,15 @@ def test_an_invalid_forwarded_falls_back_to_the_peer(forwarded):
 @pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded"])
 @pytest.mark.parametrize(
     "text",
-    ['"' + '\\"' * 8_000, '"' * 16_000, '"\\' * 8_000, "for=" + " " * 16_000, "; " * 8_000, "10.0.0.2," * 1_700],
+    [
+        '"' + '\\"' * 8_000,
+        '"' * 16_000,
+        '"\\' * 8_000,
+        "for=" + " " * 16_000,
+        "; " * 8_000,
+        "10.0.0.2," * 1_700,
+        'for=10.0.0.2,",' * 1_100,
+    ],
     ids=lambda text: repr(text[:8]),
 )
 @pytest.mark.usefixtures("trusted")

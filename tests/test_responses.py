@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import random
+import time
 
 import pytest
 from django.http import HttpResponse, JsonResponse
@@ -129,6 +130,30 @@ def test_each_media_type_through_a_handler(full, media_type):
 )
 def test_an_invalid_accept_header_is_refused_as_any_other(refuse, accept):
     assert_refusal(refuse(accept), policies={"g": (1, 3600)}, wait=3600)
+
+
+@pytest.mark.parametrize(
+    ("accept", "media_type"),
+    [
+        ("text/html" + " " * 247, HTML),
+        ("text/html" + " " * 248, JSON),
+        ("text/html" + ",a/b" * 19, HTML),
+        ("text/html" + ",a/b" * 20, JSON),
+        ("text/plain" + ",a/b;q=0.1" * 800, JSON),
+    ],
+    ids=lambda text: f"{text[:10]} {len(text)}",
+)
+def test_a_long_accept_header_is_not_weighed(refuse, accept, media_type):
+    assert_refusal(refuse(accept), policies={"g": (1, 3600)}, wait=3600, media_type=media_type)
+
+
+@pytest.mark.parametrize("accept", ["a/b;q=0.{}," * 800, "a/b" + ";c=d{}" * 1300], ids=["types", "parameters"])
+def test_a_long_accept_header_takes_no_longer_than_a_short_one(refuse, accept):
+    """Each of the 50 is another one, so that none is remembered."""
+    began = time.thread_time()
+    for n in range(50):
+        refuse(accept.replace("{}", str(n)))
+    assert time.thread_time() - began < 0.2
 
 
 def test_a_head_request_has_the_headers_and_no_body(full):

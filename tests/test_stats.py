@@ -97,6 +97,17 @@ class TestFlush:
         recorder.flush()
         assert last_minutes("p").allowed == 3
 
+    def test_what_waits_for_redis_is_bounded(self):
+        """A client chooses the path and the method; uvicorn lets 64 kB of them pass."""
+        assert recorder.pending.maxlen <= 20_000
+        view = rate_limit(Policy("p", "1/m", key="ip"))(lambda request: HttpResponse())
+        for _ in range(2):
+            view(RequestFactory().generic("M" * 5_000, "/" + "a" * 60_000))
+        assert [(len(method), len(path)) for *_, method, path in recorder.pending] == [(16, 300)] * 2
+        recorder.flush()
+        (refusal,) = reader.refusals(["p"])
+        assert (refusal.method, refusal.path) == ("M" * 16, "/" + "a" * 299)
+
     def test_every_key_has_a_ttl_and_a_hash_tag(self, client):
         send(Policy("p", "1/m", key="ip"), 3)
         recorder.flush()

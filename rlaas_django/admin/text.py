@@ -19,6 +19,7 @@ from .. import conf
 from ..core.keys import EncodedIdentity, counted_address, decode, encode, parse_address
 
 MAX_USERS = 20  # that a search returns
+MAX_SEARCH = 1000  # characters of a search text; SQLite raises an error for a pattern of 50,000
 
 # What `encode` returns: printable ASCII without : / = { }, after the kind and a = if it is not a user.
 ENCODED = re.compile(r"\A[!-.0-9;<>-z|~]+(=[!-.0-9;<>-z|~]+)?\Z")
@@ -76,7 +77,7 @@ def describe(identities: Iterable[str]) -> dict[str, IdentityLabel]:
 def search(text: str) -> list[EncodedIdentity]:
     """Return the identities that match: users by name, ID or e-mail address, an IP address, or an encoded identity."""
     text = text.strip()
-    if not text:
+    if not text or len(text) > MAX_SEARCH:
         return []
     found = [EncodedIdentity(encode(str(user.pk))) for user in _users(text)]
     if parse_address(text) is not None:

@@ -144,6 +144,8 @@ class Policy:
                 yield f"{word} {function!r} is an async function; write a plain one."
         if not is_key(self.key):
             yield f"key {self.key!r} is not known{nearest(self.key, KEYS)} {KEY_FORMS}."
+        elif not _is_hashable(self.key):  # what it returns is kept by key
+            yield f"key {self.key!r} cannot be hashed; write a function, or give its class a __hash__."
         if self.algo is not None and self.algo not in ALGORITHMS:
             yield unknown_algorithm(self.algo)
         if self.on_failure not in FAILURE_MODES:
@@ -206,6 +208,14 @@ def is_key(key: object) -> bool:
         return callable(key)
     prefixed = any(key.startswith(prefix) and len(key) > len(prefix) for prefix in KEY_PREFIXES)
     return key in KEYS or prefixed or bool(_DOTTED_PATH.fullmatch(key))
+
+
+def _is_hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 class ScriptArguments(NamedTuple):

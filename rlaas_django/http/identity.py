@@ -5,8 +5,9 @@ Proxies are not believed unless RATE_LIMITER['TRUSTED_PROXIES'] says so.
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
@@ -82,14 +83,45 @@ def _user(request: HttpRequest) -> Name | None:
     return str(user.pk) if user is not None and user.is_authenticated and user.pk is not None else None
 
 
-def _credential(header: str) -> str:
-    scheme, space, credential = header.strip().partition(" ")
-    return credential.strip() if space else scheme
+_token68 = re.compile(r"([A-Za-z0-9._~+/-]+)=*").fullmatch  # RFC 9110: what a credential is written in
+
+
+def _credential(header: str) -> str | None:
+    """Return the credential in one form, however it is spelled; None, so that the address counts, if it has none."""
+    *scheme, credential = header.split() or [""]  # at any white space, as frameworks do
+    found = _token68(credential)
+    if found is None or len(scheme) > 1:
+        return None
+    if scheme and scheme[0].lower() == "basic":
+        return _basic_user(credential)
+    # The parts of a JWT are base64, which libraries decode leniently: without a ~, + as -, whatever the last bits are.
+    return ".".join(map(_respelled, found[1].split("."))) if "." in found[1] else found[1]
+
+
+def _basic_user(credential: str) -> str | None:
+    try:
+        decoded = base64.b64decode(credential, validate=True)
+    except ValueError:
+        return None
+    try:
+        text = decoded.decode()
+    except UnicodeDecodeError:
+        text = decoded.decode("latin-1")
+    user, colon, _ = text.partition(":")
+    return f"basic:{user}" if user and colon else None  # no other credential has a colon
+
+
+def _respelled(part: str) -> str:
+    """Return base64 as it would be encoded; what is no base64 as it is."""
+    try:
+        return base64.urlsafe_b64encode(base64.urlsafe_b64decode(f"{part}===")).decode().rstrip("=")
+    except ValueError:
+        return part
 
 
 # A pair of a Forwarded header (RFC 7239) and what ends it. Possessive, so that no header takes long to read.
 _PAIR = re.compile(
-    r"""\s*+ (?: ([\w!\#$%&'*+.^`|~-]++) \s*+ = \s*+ ( "(?:[^"\\]|\\.)*+" \s*+ | [^",;]*+ ) )?+ ([;,]|$)""",
+    r"""\s*+ (?: ([\w!\#$%&'*+.^`|~-]++) \s*+ = \s*+ ( "(?:[^"\\]|\\.)*+" \s*+ | [^",;]*+ ) )?+ (;|$)""",
     re.VERBOSE | re.ASCII,
 )
 
@@ -125,27 +157,42 @@ def _is_trusted(peer: IPAddress | None, config: conf.Config) -> bool:
     return any(not isinstance(network, str) and peer in network for network in config.proxies)
 
 
-def _forwarded(header: str, value: str) -> list[str]:
-    """Return the addresses in a forwarding header, the client's first; one that is no address where it is malformed."""
+def _forwarded(header: str, value: str) -> Iterator[str]:
+    """Yield the addresses in a forwarding header from the right; text that is no address for a malformed element."""
+    elements = reversed(value.split(","))
     if header == "HTTP_X_FORWARDED_FOR":
-        return value.split(",")
-    chain, at = [""], 0
-    while (pair := _PAIR.match(value, at)) is not None:
+        yield from elements
+        return
+    parts, quotes = [], 0
+    for part in elements:
+        parts.append(part)
+        # A comma in quotes ends no element. Counted from the right, so that a stray quote of the client, whose elements
+        # are left of the proxies', does not change theirs.
+        quotes += re.sub(r"\\.", "", part).count('"')
+        if quotes % 2 == 0:
+            yield _for(",".join(reversed(parts)))
+            parts.clear()
+    if parts:
+        yield "malformed"
+
+
+def _for(element: str) -> str:
+    """Return the address in an element of a Forwarded header."""
+    address, at = "", 0
+    while (pair := _PAIR.match(element, at)) is not None:
         name, text, end = pair.groups()
         if name and name.lower() == "for":
-            chain[-1] = re.sub(r"\\(.)", r"\1", text.strip().strip('"'))
+            address = re.sub(r"\\(.)", r"\1", text.strip().strip('"'))
         if not end:
-            return chain
-        if end == ",":
-            chain.append("")
+            return address
         at = pair.end()
-    return ["malformed"]
+    return "malformed"
 
 
-def _client(chain: list[str], config: conf.Config) -> IPAddress | None:
-    """Return the first address from the right that is not a trusted proxy's; None where something is no address."""
+def _client(chain: Iterable[str], config: conf.Config) -> IPAddress | None:
+    """Return the first address, from the right, that is not a trusted proxy's; None where something is no address."""
     address = None
-    for text in reversed(chain):
+    for text in chain:
         address = parse_address(text)
         if address is None or not _is_trusted(address, config):
             return address

@@ -16,7 +16,8 @@ __all__ = ["record"]
 
 def record(decision: Decision, method: str, path: str) -> None:
     """Record a decision about a request; the background thread writes it to Redis within a second or two."""
-    recorder.pending.append((time.time(), decision, method, path))
+    # Cut here, as the client chooses both, and they stay in memory while Redis is unavailable.
+    recorder.pending.append((time.time(), decision, method[: recorder.MAX_METHOD], path[: recorder.MAX_PATH]))
     state = background.state
     if state.pid != os.getpid() or time.monotonic() - state.last_round > background.STALLED_AFTER:
         background.wake()

@@ -19,7 +19,8 @@ from ..core.policy import DEFAULT
 from . import schema
 from .schema import ALLOWED, DAY, DEGRADED, HOUR, MINUTE, REFUSED, SHADOWED, UNLOGGED, Refusal
 
-MAX_PENDING = 100_000  # the oldest decisions are dropped beyond
+MAX_PENDING = 20_000  # the oldest decisions are dropped beyond
+MAX_METHOD, MAX_PATH = 16, 300  # characters of a request that are kept
 REFUSALS_PER_FLUSH = 50  # per policy and process; refusals beyond are counted, and not listed
 
 
@@ -109,8 +110,8 @@ def _refusal_json(at: float, outcome: Outcome, method: str, path: str) -> str:
         at=round(at, 3),
         policy=outcome.policy.name,
         identity=outcome.identity,
-        method=method[:16],
-        path=path[:300],
+        method=method,
+        path=path,
         count=outcome.current_count,
         limit=outcome.limit,
         window=outcome.policy.window,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, models, transaction
@@ -86,7 +85,7 @@ class Override(models.Model):
         with transaction.atomic():
             self._end(Override.objects.filter(identity=self.identity, policy=self.policy), by)
             self.save(force_insert=True)
-            self._publish_now_and_on_commit()
+            self._publish_on_commit()
 
     def is_active(self, at: datetime | None = None) -> bool:
         """Return whether the override applies at a time, by default now."""
@@ -97,16 +96,19 @@ class Override(models.Model):
         """End the override now."""
         with transaction.atomic():
             self._end(Override.objects.filter(pk=self.pk), by)
-            self._publish_now_and_on_commit()
+            self._publish_on_commit()
 
     @staticmethod
     def _end(overrides: models.QuerySet[Override], by: object) -> None:
         overrides.filter(ended_at=None).update(ended_at=timezone.now(), ended_by=str(by))
 
-    def _publish_now_and_on_commit(self) -> None:
-        """Publish twice: now, so that an unavailable Redis rolls back; on commit, to see concurrent changes."""
-        self.publish(self.identity)
-        transaction.on_commit(partial(self.publish, self.identity), robust=True)
+    def _publish_on_commit(self) -> None:
+        """Publish what is committed, and nothing that is rolled back.
+
+        The database has the truth: if Redis is unavailable then, the background thread publishes it later.
+        """
+        identity = self.identity  # a function with a name, which Django logs if it fails; a partial has none
+        transaction.on_commit(lambda: self.publish(identity), robust=True)
 
     @classmethod
     def publish(cls, identity: str) -> None:

@@ -8,7 +8,7 @@ from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import IntegrityError
+from django.db import IntegrityError, transaction
 from django.test import override_settings
 from django.utils import timezone
 
@@ -132,7 +132,7 @@ def test_a_refund_takes_the_newest_units_first(server, clock):
         clock.tick(60_000)
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 class TestModel:
     def set(self, kind=BLOCK, policy="", **rest):
         until = timezone.now() + timedelta(hours=1)
@@ -145,6 +145,24 @@ class TestModel:
         assert check("alice").allowed
         made.refresh_from_db()
         assert (made.ended_by, made.created_by, made.reason) == ("operator", "operator", "spam")
+
+    def test_what_is_rolled_back_never_reaches_redis(self, client):
+        with pytest.raises(LookupError), transaction.atomic():
+            self.set()
+            assert not client.exists("rlaas:override:alice")
+            raise LookupError
+        assert not client.exists("rlaas:override:alice")
+        made = self.set()
+        with pytest.raises(LookupError), transaction.atomic():
+            made.end(by="operator")
+            raise LookupError
+        assert not check("alice").allowed
+
+    def test_a_record_stays_when_redis_is_unavailable(self):
+        gone = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+        with override_settings(CACHES=gone):
+            self.set()
+        assert Override.objects.active().count() == 1
 
     def test_a_second_override_ends_the_first_and_keeps_it_as_history(self):
         self.set()

@@ -12,6 +12,8 @@ from django.utils.translation import gettext_lazy as _
 
 from .limiter import overrides
 
+COMPARED = 500  # identities per comparison of the database with Redis
+
 
 class RateLimit(models.Model):
     """A model without a table: the panel's entry in the admin, with its permissions to view and to change."""
@@ -121,6 +123,21 @@ class Override(models.Model):
     def _published(self) -> overrides.Override:
         policy, until = self.policy or overrides.EVERY_POLICY, int(self.until.timestamp() * 1000)
         return overrides.Override(self.identity, policy, self.kind, until, self.limit)
+
+    @classmethod
+    def publish_missing(cls, after: str = "") -> str:
+        """Publish what differs in Redis, of up to COMPARED identities after one; return the last, "" at the end.
+
+        Also of ended overrides that Redis may still have: it was unavailable when they ended.
+        """
+        found = cls.objects.filter(until__gt=timezone.now(), identity__gt=after).order_by("identity")
+        identities = list(found.values_list("identity", flat=True).distinct()[:COMPARED])
+        wanted: dict[str, list[overrides.Override]] = {identity: [] for identity in identities}
+        for override in cls.objects.active().filter(identity__in=identities):
+            wanted[override.identity].append(override._published())
+        for identity in overrides.differing(wanted):
+            cls.publish(identity)
+        return identities[-1] if len(identities) == COMPARED else ""
 
     @classmethod
     def restore(cls) -> int:

@@ -78,19 +78,23 @@ def _cache(config: conf.Config) -> Iterator[Problem]:
 
 def _policies(config: conf.Config) -> Iterator[Problem]:
     for policy in config.policies.values():
-        algo = policy.algo or config.algo
-        if algo == SLIDING_WINDOW and isinstance(policy.rate, Rate) and policy.rate.limit >= LARGE_LOG:
-            yield Problem(
-                "W002",
-                f"Policy {policy.name!r} keeps up to {policy.rate.limit} entries per identity in a ZSET: "
-                f"about {policy.rate.limit * BYTES_PER_ENTRY:,} MB per million users.",
-                f"{SLIDING_WINDOW_COMPACT!r} gives the same verdicts in a sixtieth of the memory.",
-            )
+        yield from _large_log(policy, config)
         try:  # a dotted path is imported here rather than by the first request
             if key_kind(policy.key) == "key" and not callable(key_function(policy.key)):
                 yield Problem("E011", f"Policy {policy.name!r}: its key {policy.key!r} is not a callable.")
         except ImportError as error:
             yield Problem("E011", f"Policy {policy.name!r}: its key {policy.key!r} cannot be imported: {error}")
+
+
+def _large_log(policy: Policy, config: conf.Config) -> Iterator[Problem]:
+    algo = policy.algo or config.algo
+    if algo == SLIDING_WINDOW and isinstance(policy.rate, Rate) and policy.rate.limit >= LARGE_LOG:
+        yield Problem(
+            "W002",
+            f"Policy {policy.name!r} keeps up to {policy.rate.limit} entries per identity in a ZSET: "
+            f"about {policy.rate.limit * BYTES_PER_ENTRY:,} MB per million users.",
+            f"{SLIDING_WINDOW_COMPACT!r} gives the same verdicts in a sixtieth of the memory.",
+        )
 
 
 def _all_proxies(config: conf.Config) -> Iterator[Problem]:
@@ -132,6 +136,8 @@ def _decorated_views(config: conf.Config) -> Iterator[Problem]:
     uses = [(limits.name, policy) for limits in registry.limits_in_use() for policy in limits.policies]
     for view, policy in sorted(uses, key=lambda use: (use[0], str(use[1]))):
         if isinstance(policy, Policy):
+            if policy.name not in defined:
+                yield from _large_log(policy, config)
             if defined.setdefault(policy.name, policy) != policy:
                 yield Problem(
                     "E012",

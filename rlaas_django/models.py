@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, models, transaction
@@ -12,6 +11,8 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from .limiter import overrides
+
+COMPARED = 500  # identities per comparison of the database with Redis
 
 
 class RateLimit(models.Model):
@@ -86,7 +87,7 @@ class Override(models.Model):
         with transaction.atomic():
             self._end(Override.objects.filter(identity=self.identity, policy=self.policy), by)
             self.save(force_insert=True)
-            self._publish_now_and_on_commit()
+            self._publish_on_commit()
 
     def is_active(self, at: datetime | None = None) -> bool:
         """Return whether the override applies at a time, by default now."""
@@ -97,16 +98,19 @@ class Override(models.Model):
         """End the override now."""
         with transaction.atomic():
             self._end(Override.objects.filter(pk=self.pk), by)
-            self._publish_now_and_on_commit()
+            self._publish_on_commit()
 
     @staticmethod
     def _end(overrides: models.QuerySet[Override], by: object) -> None:
         overrides.filter(ended_at=None).update(ended_at=timezone.now(), ended_by=str(by))
 
-    def _publish_now_and_on_commit(self) -> None:
-        """Publish twice: now, so that an unavailable Redis rolls back; on commit, to see concurrent changes."""
-        self.publish(self.identity)
-        transaction.on_commit(partial(self.publish, self.identity), robust=True)
+    def _publish_on_commit(self) -> None:
+        """Publish what is committed, and nothing that is rolled back.
+
+        The database has the truth: if Redis is unavailable then, the background thread publishes it later.
+        """
+        identity = self.identity  # a function with a name, which Django logs if it fails; a partial has none
+        transaction.on_commit(lambda: self.publish(identity), robust=True)
 
     @classmethod
     def publish(cls, identity: str) -> None:
@@ -119,6 +123,21 @@ class Override(models.Model):
     def _published(self) -> overrides.Override:
         policy, until = self.policy or overrides.EVERY_POLICY, int(self.until.timestamp() * 1000)
         return overrides.Override(self.identity, policy, self.kind, until, self.limit)
+
+    @classmethod
+    def publish_missing(cls, after: str = "") -> str:
+        """Publish what differs in Redis, of up to COMPARED identities after one; return the last, "" at the end.
+
+        Also of ended overrides that Redis may still have: it was unavailable when they ended.
+        """
+        found = cls.objects.filter(until__gt=timezone.now(), identity__gt=after).order_by("identity")
+        identities = list(found.values_list("identity", flat=True).distinct()[:COMPARED])
+        wanted: dict[str, list[overrides.Override]] = {identity: [] for identity in identities}
+        for override in cls.objects.active().filter(identity__in=identities):
+            wanted[override.identity].append(override._published())
+        for identity in overrides.differing(wanted):
+            cls.publish(identity)
+        return identities[-1] if len(identities) == COMPARED else ""
 
     @classmethod
     def restore(cls) -> int:

@@ -115,6 +115,20 @@ class Bucket(Model):
         self.missing, self.at = self.level(now) + cost, now
 
 
+class Replay:
+    """The charges of a trace, replayed without those that were refunded."""
+
+    def __init__(self, *args) -> None:
+        self.args, self.charges = args, []
+
+    def count(self, algo: str, now: int) -> int:
+        """Return what would be counted now if the refunded charges had never been made."""
+        model = MODELS[algo](*self.args)
+        for charged_at, cost in self.charges:
+            model.charge(charged_at, cost)
+        return model.count(now)
+
+
 MODELS = {
     "fixed-window-algo": Fixed,
     "sliding-window-algo": Log,

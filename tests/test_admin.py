@@ -267,6 +267,7 @@ class TestActions:
         act(admin_client, identity=str(alice.pk), action="refund", policy="page", amount="2")
         assert request_as(alice, 3) == [200, 200, 429]
 
+    @pytest.mark.django_db(transaction=True)
     def test_block_exempt_and_custom_limit_apply_to_the_next_request(self, admin_client, alice):
         for action, amount, expected in (
             ("block", "", [429]),
@@ -292,6 +293,15 @@ class TestActions:
         assert (entry.user, entry.object_id) == (admin_user, "alice")
         assert "spam" in entry.change_message
 
+    @pytest.mark.django_db(transaction=True)
+    def test_an_override_without_its_log_entry_is_rolled_back(self, admin_client, monkeypatch):
+        monkeypatch.setattr("django.contrib.admin.ModelAdmin.log_change", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            act(admin_client, identity="alice", action="block", hours="24", reason="spam")
+        assert not Override.objects.exists()
+        assert check("alice").allowed
+
+    @pytest.mark.django_db(transaction=True)
     def test_an_override_can_be_ended_once(self, admin_client):
         act(admin_client, identity="alice", action="block", hours="24", reason="spam")
         override = Override.objects.get()
@@ -404,12 +414,21 @@ def test_every_page_responds_within_a_second_while_redis_is_unavailable(admin_cl
         assert "Redis" in response.content.decode()
 
 
-def test_an_action_fails_while_redis_is_unavailable(admin_client):
+@pytest.mark.parametrize(("action", "amount"), [("reset", ""), ("refund", "1")])
+def test_a_reset_or_refund_fails_while_redis_is_unavailable(admin_client, action, amount):
     with override_settings(CACHES=GONE):
-        response = act(admin_client, identity="alice", action="block", hours="1", reason="spam")
+        response = act(admin_client, identity="alice", action=action, amount=amount, policy="page")
     assert response.status_code == 503
     assert not LogEntry.objects.exists()
-    assert not Override.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_override_is_kept_while_redis_is_unavailable(admin_client):
+    with override_settings(CACHES=GONE):
+        response = act(admin_client, identity="alice", action="block", hours="1", reason="spam")
+    assert response.status_code == 302
+    assert LogEntry.objects.count() == 1
+    assert Override.objects.active().count() == 1
 
 
 def test_the_overview_shows_policies_refusals_and_the_server(admin_client, alice):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlaas_django import Policy, check, peek, refund
+from rlaas_django import Policy, check, peek, refund, reset
 from rlaas_django.testing import frozen_clock
 from tests.conftest import NOW, fakeredis_is_slow
 from tests.internals import (
@@ -23,7 +23,7 @@ from tests.internals import (
     TOKEN_BUCKET,
     redis_client,
 )
-from tests.models import MODELS, random_trace
+from tests.models import MODELS, Replay, random_trace
 
 LOGS = (SLIDING_WINDOW, SLIDING_WINDOW_COMPACT)
 _names = itertools.count()
@@ -101,6 +101,70 @@ def test_an_algorithm_agrees_with_its_model_on_any_trace(algo, scale):
             follow(fresh_policy(algo, limit, window, burst), model, trace, clock)
 
     any_trace()
+
+
+@fakeredis_is_slow
+@pytest.mark.parametrize("limit", [1, 5, 40])
+def test_late_refunds_never_admit_more_than_if_the_charges_had_not_been_made(server, algo, limit, clock, scale):
+    rng = random.Random(f"refunds {algo}{limit}")
+    for share in (0.2, 0.5, 0.9):
+        window, burst = rng.choice([10, 60]), rng.choice([None, 3, 2 * limit]) if algo == TOKEN_BUCKET else None
+        replay, policy, pending = Replay(limit, window * 1000, burst), fresh_policy(algo, limit, window, burst), []
+        for tick, cost in random_trace(rng, burst or limit, window * 1000, scale(120, least=60)):
+            clock.tick(tick)
+            decision = check("alice", policy, cost=cost)
+            if decision.allowed:
+                replay.charges.append(charge := [clock.ms, cost])
+                pending.append((decision, charge))
+            while pending and rng.random() < share:
+                decision, charge = pending.pop(rng.randrange(len(pending)))
+                refund(decision)
+                replay.charges = [each for each in replay.charges if each is not charge]
+            seen, wanted = peek("alice", policy).current_count, replay.count(algo, clock.ms)
+            assert seen >= wanted if algo == TOKEN_BUCKET else seen == wanted
+
+
+def test_a_bucket_refunds_nothing_that_was_refilled(server, clock):
+    policy = Policy("p", "60/m", algo=TOKEN_BUCKET, burst=5)
+    admitted = 0
+    for _ in range(10):
+        decisions = [check("alice", policy) for _ in range(5)]
+        admitted += sum(decision.allowed for decision in decisions)
+        clock.tick(5_000)  # the bucket is full again
+        charged = check("alice", policy)
+        assert not any(refund(decision) for decision in decisions)
+        assert refund(charged)
+    assert admitted == 50
+    assert peek("alice", policy).current_count == 0
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_a_bucket_refunds_concurrent_charges_in_any_order(server, order, clock):
+    policy = Policy("p", "5/h", algo=TOKEN_BUCKET)
+    decisions = [check("alice", policy) for _ in range(3)]
+    clock.tick(100)
+    for i in order:
+        assert refund(decisions[i])
+    assert peek("alice", policy).current_count == 0
+
+
+def test_a_bucket_refunds_part_of_a_charge_that_is_refilled_in_part(server, clock):
+    policy = Policy("p", "60/m", algo=TOKEN_BUCKET, burst=9)
+    decision = check("alice", policy, cost=4)
+    clock.tick(3_000)
+    check("alice", policy, cost=2)
+    assert refund(decision)
+    assert peek("alice", policy).current_count == 2
+
+
+def test_a_refund_from_before_a_reset_takes_nothing_from_the_next_bucket(server, clock):
+    policy = Policy("p", "5/m", algo=TOKEN_BUCKET)
+    decision = check("alice", policy, cost=3)
+    reset("alice", policy)
+    clock.tick(1)
+    check("alice", policy, cost=2)
+    assert not refund(decision)
+    assert peek("alice", policy).current_count == 2
 
 
 @fakeredis_is_slow

@@ -154,6 +154,24 @@ def test_a_decorator_that_redefines_a_policy_of_the_settings_is_an_error(configu
     assert [code for code, message in found()] == ["E012"]
 
 
+def test_a_large_log_of_a_decorator_is_a_warning_once():
+    @rate_limit("5000/m", group="large")
+    def one(request):
+        return HttpResponse()
+
+    @rate_limit("5000/m", group="large")
+    def other(request):
+        return HttpResponse()
+
+    @rate_limit(Policy("compact", "5000/m", algo="sliding-window-compact-algo"))
+    def compact(request):
+        return HttpResponse()
+
+    ((code, message),) = found()
+    assert code == "W002"
+    assert "5000 entries" in message
+
+
 def test_a_view_with_an_unknown_policy_is_an_error(configure):
     configure(POLICIES={"search": {"rate": "5/m"}})
 

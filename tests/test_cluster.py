@@ -326,7 +326,7 @@ def test_peek_reset_and_refunds_find_the_slot(cluster, limiter, algo):
     assert cluster.scan("rlaas:*") == []
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 def test_overrides_apply_on_every_node(cluster, limiter):
     until = timezone.now() + timedelta(hours=1)
     policy = Policy("p", "2/h")

@@ -439,6 +439,28 @@ def breaker(breaker_clock, configure) -> CircuitBreaker:
 ERROR = ConnectionError("oops")
 
 
+def test_an_idle_connection_that_the_server_closed_is_replaced_at_once(client):
+    assert not check("alice").degraded
+    client.client_kill_filter(_type="normal", skipme=True)
+    time.sleep(0.05)
+    assert not check("alice").degraded
+    assert circuit_breaker().error is None
+
+
+def test_a_send_that_fails_is_not_repeated(client, monkeypatch):
+    assert not check("alice").degraded
+    sent = []
+
+    def fail(self, command, check_health=True):
+        sent.append(command)
+        raise redis.ConnectionError("Broken pipe")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(redis.connection.AbstractConnection, "send_packed_command", fail)
+        assert check("alice").degraded
+    assert len(sent) == 1
+
+
 def test_intervals_of_breakers_differ_within_bounds(breaker_clock, configure):
     configure(LOG_LINES_PER_SECOND=0)
     waits = []
@@ -454,9 +476,9 @@ def test_failures_of_calls_under_way_do_not_lengthen_the_interval(breaker, break
     breaker.record_failure(ERROR)
     wait = breaker.next_probe_in
     for _ in range(50):
-        breaker_clock.tick(0.01)
+        breaker_clock.tick(0.001)
         breaker.record_failure(ERROR)
-    assert breaker.next_probe_in == pytest.approx(wait - 0.5)
+    assert breaker.next_probe_in == pytest.approx(wait - 0.05)
     breaker_clock.tick(wait)
     assert breaker.allows_call()
     breaker.record_failure(ERROR)

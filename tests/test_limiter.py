@@ -203,6 +203,16 @@ def test_a_refund_covers_every_charged_policy(server, limiter, clock):
         assert limiter.peek("alice", policy).current_count == 0
 
 
+@pytest.mark.parametrize("function", [check, peek])
+def test_a_cost_that_would_keep_redis_busy_is_an_error(server, function):
+    policy = Policy("p", "100000/m", algo="sliding-window-algo")
+    with pytest.raises(ValueError, match=r"10001 is over 10000.*use 'sliding-window-compact-algo'"):
+        function("alice", policy, cost=10_001)
+    assert function("alice", policy, cost=10_000).allowed
+    assert not function("alice", policy, cost=100_001).allowed
+    assert function("alice", Policy("q", "100000/m", algo="sliding-window-compact-algo"), cost=10_001).allowed
+
+
 def test_a_reset_clears_what_any_algorithm_wrote(server, limiter, clock):
     for algo, name in itertools.product(ALGORITHMS, ("a", "default")):
         limiter.check("alice", Policy(name, "5/m", algo=algo))

@@ -105,21 +105,32 @@ class LogModel:
 
 
 class BucketModel:
-    """Units missing from the bucket, a fraction. It refills nothing while the clock is behind its last use."""
+    """What each charge still takes from the bucket, a fraction; a refill goes to the oldest charge.
+
+    It refills nothing while the clock is behind its last use.
+    """
 
     def __init__(self, limit: LocalLimit) -> None:
         self.capacity, self.speed = limit.burst, Fraction(limit.limit, limit.window)
-        self.missing, self.at, self.used = Fraction(0), 0, False
+        self.charges: list[Fraction] = []
+        self.at, self.used = 0, False
+
+    @property
+    def missing(self) -> Fraction:
+        return sum(self.charges, Fraction(0))
 
     def count(self, now: int) -> int:
         if self.used and now > self.at:
-            self.missing, self.at = max(Fraction(0), self.missing - self.speed * (now - self.at)), now
+            refill, self.at = self.speed * (now - self.at), now
+            for i, left in enumerate(self.charges):
+                self.charges[i] -= min(left, refill)
+                refill -= min(left, refill)
         return math.ceil(self.missing)
 
     def charge(self, now: int, cost: int) -> None:
         self.used = True
         self.count(now)
-        self.missing += cost
+        self.charges.append(Fraction(cost))
 
     def wait(self, now: int, cost: int) -> int:
         self.count(now)
@@ -130,10 +141,10 @@ class BucketModel:
         self.count(now)
         return self.at - now + math.ceil(self.missing / self.speed) if self.missing else 0
 
-    def refund(self, now: int, cost: int, charged_at: int) -> int:
-        refunded = min(cost, self.count(now))
-        self.missing = max(Fraction(0), self.missing - refunded)
-        return refunded
+    def refund(self, now: int, charge: int) -> int:
+        self.count(now)
+        refunded, self.charges[charge] = self.charges[charge], Fraction(0)
+        return math.ceil(refunded)
 
 
 def model_of(limit: LocalLimit) -> LogModel | BucketModel:
@@ -170,13 +181,13 @@ def follow(local: LocalLimiter, limit: LocalLimit, trace, rng: random.Random, *,
         assert (reply.charged_at >= 0) == reply.allowed
         if reply.allowed:
             allowed += 1
-            receipts.append((cost, reply.charged_at))
+            receipts.append((cost, reply.charged_at, allowed - 1))
         if reply.retry_after > 0 and rng.random() < 0.2:
             assert_wait_is_exact(local, limit, now, cost, reply.retry_after)
         if receipts and rng.random() < 0.2:
             receipt = receipts.pop(rng.randrange(max(0, len(receipts) - 5), len(receipts)))
-            refunded = local.refund(limit, now, *receipt)
-            assert refunded == model.refund(now, *receipt)
+            refunded = local.refund(limit, now, *receipt[:2])
+            assert refunded == model.refund(now, *(receipt[:2] if limit.burst is None else receipt[2:]))
             refunds += refunded > 0
             assert peek(local, limit, now, cost)[:5] == expected(model, now, cost, charge=False)
         assert limit.burst is not None or entries(local) <= limit.limit

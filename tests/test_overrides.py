@@ -8,7 +8,7 @@ from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import IntegrityError
+from django.db import IntegrityError, transaction
 from django.test import override_settings
 from django.utils import timezone
 
@@ -132,7 +132,7 @@ def test_a_refund_takes_the_newest_units_first(server, clock):
         clock.tick(60_000)
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 class TestModel:
     def set(self, kind=BLOCK, policy="", **rest):
         until = timezone.now() + timedelta(hours=1)
@@ -145,6 +145,24 @@ class TestModel:
         assert check("alice").allowed
         made.refresh_from_db()
         assert (made.ended_by, made.created_by, made.reason) == ("operator", "operator", "spam")
+
+    def test_what_is_rolled_back_never_reaches_redis(self, client):
+        with transaction.atomic():
+            self.set()
+            assert not client.exists("rlaas:override:alice")
+            transaction.set_rollback(True)
+        assert not client.exists("rlaas:override:alice")
+        made = self.set()
+        with transaction.atomic():
+            made.end(by="operator")
+            transaction.set_rollback(True)
+        assert not check("alice").allowed
+
+    def test_a_record_stays_when_redis_is_unavailable(self):
+        gone = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+        with override_settings(CACHES=gone):
+            self.set()
+        assert Override.objects.active().count() == 1
 
     def test_a_second_override_ends_the_first_and_keeps_it_as_history(self):
         self.set()
@@ -180,6 +198,48 @@ class TestModel:
         background.run(20)
         assert client.exists(overrides.MARKER)
         assert check("alice").limit == 2
+
+    def compare(self, monkeypatch):
+        monkeypatch.setattr(background.state, "next_comparison", 0.0)
+        background.run(20)
+
+    def test_an_evicted_override_is_restored_though_the_marker_is_there(self, client, monkeypatch):
+        self.set()
+        Override.restore()
+        client.delete("rlaas:override:alice")
+        assert check("alice").allowed
+        self.compare(monkeypatch)
+        assert not check("alice").allowed
+
+    def test_what_was_set_or_ended_while_redis_was_unavailable_is_published(self, client, monkeypatch):
+        gone = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+        made = self.set()
+        with override_settings(CACHES=gone):
+            made.end(by="operator")
+        assert not check("alice").allowed
+        self.compare(monkeypatch)
+        assert check("alice").allowed
+        with override_settings(CACHES=gone):
+            self.set()
+            self.compare(monkeypatch)  # fails, and stays due
+        assert background.state.next_comparison == 0.0
+        background.run(20)
+        assert not check("alice").allowed
+
+    def test_the_comparison_goes_on_where_it_stopped(self, client, monkeypatch):
+        monkeypatch.setattr("rlaas_django.models.COMPARED", 2)
+        until = timezone.now() + timedelta(hours=1)
+        for name in "abcde":
+            Override.set(name, "", BLOCK, until, by="operator", reason="spam")
+        client.delete(*[f"rlaas:override:{name}" for name in "abcde"])
+        Override.restore()
+        client.delete(*[f"rlaas:override:{name}" for name in "abcde"])
+        self.compare(monkeypatch)
+        assert client.exists("rlaas:override:b") > client.exists("rlaas:override:c")
+        background.run(20)
+        background.run(20)
+        assert client.exists(*[f"rlaas:override:{name}" for name in "abcde"]) == 5
+        assert background.state.next_comparison > time.monotonic()
 
     def test_the_command_restores_overrides(self, client):
         self.set()

@@ -157,7 +157,7 @@ def test_the_time_is_in_whole_ms_however_short_the_us_are(us):
     reply = lua.execute(BY_ALGORITHM[TOKEN_BUCKET].text)
     ms = 1_700_000_000_000 + us // 1000
     assert reply[1] == ms
-    assert commands[-1] == ("SET", "counter", f"60000:{ms}", "PX", 72_000)
+    assert commands[-1] == ("SET", "counter", f"60000:{ms}:{100 * ms + 1}", "PX", 72_000)
     assert [command for command, *_ in commands].count("TIME") == 1
 
 
@@ -201,7 +201,7 @@ def test_reset_and_refund_take_any_mix_of_algorithms(server):
     words = [word for algo in algorithms for word in (algo, 5, 60_000, 5, 60_000, 0, "p")]
     reply = server.eval(ALL_ALGORITHMS.text, 5, *keys, "override", now, "check", "u", 2, *words)
     stamps = reply[7::7]
-    assert stamps == [now, now - now % 60_000, now, now]
+    assert stamps == [now, now - now % 60_000, 100 * now + 2, now]
     words = [word for algo, at in zip(algorithms, stamps, strict=True) for word in (algo, 5, 60_000, 5, 60_000, at)]
     assert server.eval(ALL_ALGORITHMS.text, 3, *keys[:3], now, "refund", "u", 2, *words[:18]) == [2, 2, 2]
     assert server.eval(ALL_ALGORITHMS.text, 3, *keys[:3], now, "refund", "u", 2, *words[:18]) == [0, 0, 0]

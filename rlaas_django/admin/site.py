@@ -11,6 +11,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
@@ -102,7 +103,8 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             hidden = [(name, request.POST.get(name, "")) for name in form.fields if name != "confirmed"]
             question, reason = actions.confirmation(form), form.cleaned_data["reason"]
             return self._confirm(request, "act", identity, question=question, reason=reason, hidden=hidden)
-        self._report(request, identity, actions.perform(form, by=request.user))
+        with transaction.atomic():  # no override without its log entry
+            self._report(request, identity, actions.perform(form, by=request.user))
         return self._redirect("identity", id=identity)
 
     def end(self, request: HttpRequest) -> HttpResponse:
@@ -115,8 +117,9 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if "ask" in request.POST:
             text = _("End the override “%(override)s” of %(identity)s? The policy applies again from the next request.")
             return self._confirm(request, "end", override.identity, question=text % words, hidden=[("override", key)])
-        override.end(by=request.user)
-        self._report(request, override.identity, _("Ended the override “%(override)s” of %(identity)s.") % words)
+        with transaction.atomic():
+            override.end(by=request.user)
+            self._report(request, override.identity, _("Ended the override “%(override)s” of %(identity)s.") % words)
         return self._redirect("overrides")
 
     def _confirm(self, request: HttpRequest, target: str, identity: str, **context: Any) -> HttpResponse:

@@ -8,8 +8,10 @@ import time
 
 from .. import log
 
-FIRST_INTERVAL = 1.0  # seconds from the failure that opens the breaker to the first probe
+# Seconds from the failure that opens the breaker to the first probe: short, as one call may fail by itself.
+FIRST_INTERVAL = 0.15
 MAX_INTERVAL = 2.0  # it doubles with each failed probe, up to this
+LOG_INTERVAL = 1.0  # seconds between two lines about errors
 JITTER = 0.25  # up to this share is added at random, so that processes do not probe together
 
 
@@ -64,10 +66,10 @@ class CircuitBreaker:
         log.warning("%s available again after %.1f s (%d calls skipped).", self.name, seconds, skipped)
 
     def log_error(self, error: Exception) -> None:
-        """Log an error, at most once per interval."""
+        """Log an error, at most once a second."""
         now = time.monotonic()
         if now >= self._next_line:
-            self._next_line = now + FIRST_INTERVAL
+            self._next_line = now + LOG_INTERVAL
             log.error("%s unavailable: %s", self.name, log.escaped(str(error)))
 
     @property

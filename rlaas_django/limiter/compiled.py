@@ -15,7 +15,18 @@ from ..conf import Config
 from ..core import clock, process
 from ..core.decision import Decision, Outcome
 from ..core.keys import GLOBAL, EncodedIdentity, Identity, counter_key, identify, is_plain, key_kind, override_key
-from ..core.policy import DEFAULT, FIXED_WINDOW, MAX_PRODUCT, Policies, Policy, PolicyError, script_arguments, shown
+from ..core.policy import (
+    DEFAULT,
+    FIXED_WINDOW,
+    MAX_COST,
+    MAX_PRODUCT,
+    SLIDING_WINDOW_COMPACT,
+    Policies,
+    Policy,
+    PolicyError,
+    script_arguments,
+    shown,
+)
 
 MAX_COMPILED = 1024  # sets per process
 
@@ -71,6 +82,13 @@ class CompiledPolicySet:
         if len(self.policies) == 1:
             return (identify(identity, self.policies[0], self._encoding),)
         return tuple([identify(identity, policy, self._encoding) for policy in self.policies])
+
+    def check_cost(self, cost: int) -> None:
+        """Raise a ValueError for a cost that fits a limit, but is too large for its algorithm."""
+        for policy, each in zip(self.policies, self.arguments, strict=True):
+            if MAX_COST.get(each.algo, cost) < cost <= each.capacity:
+                reason = f"the cost {cost} is over {MAX_COST[each.algo]}, the most that {each.algo!r} accepts"
+                raise ValueError(f"Policy {policy.name!r}: {reason}; use {SLIDING_WINDOW_COMPACT!r}.")
 
     def keys(self, identities: Sequence[str]) -> list[str]:
         """Return the counters' keys."""
@@ -203,6 +221,7 @@ def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, *,
         raise ValueError(f"The cost {shown(cost)} is not a whole number of at least 0.")
     policy_set = policy if isinstance(policy, CompiledPolicySet) else compile_policies(policy)
     if cost != 1:
+        policy_set.check_cost(cost)
         cost, charge = min(cost, NEVER_FITS), charge and cost > 0
     unique = f"{unique_ids.prefix}{next(unique_ids.numbers)}"
     return Check(policy_set, policy_set.identify(identity), unique, cost, charge)

@@ -44,7 +44,7 @@ class LocalReply(NamedTuple):
     remaining: int
     retry_after: int  # ms; 0 when allowed, -1 never
     reset_after: int  # ms
-    charged_at: int  # ms; -1: not charged
+    charged_at: int  # by which `refund` finds the charge; -1: not charged
 
 
 class SlidingLog:
@@ -98,6 +98,8 @@ class TokenBucket:
 
     def __init__(self) -> None:
         self._used, self._stamp = 0, 0
+        self._total = 0  # units charged; it starts by the clock, above that of a bucket that was dropped
+        self._refunds: deque[tuple[int, int]] = deque(maxlen=16)  # as in token_bucket.lua
 
     def look(self, limit: LocalLimit, now: int, cost: int) -> tuple[int, int, int]:
         self._refill(limit, now)
@@ -107,15 +109,28 @@ class TokenBucket:
         return _ceil(self._used, limit.window), wait, ahead + _ceil(self._used, limit.limit) if self._used else 0
 
     def charge(self, limit: LocalLimit, now: int, cost: int) -> int:
+        """Charge, and return the total of units with this charge, by which `refund` knows what was charged since."""
         self._refill(limit, now)
+        if not self._used:
+            self._refunds.clear()  # every charge so far has been refilled
         self._used += cost * limit.window
-        return now
+        self._total = (self._total or now * 100) + cost
+        return self._total
 
-    def refund(self, limit: LocalLimit, now: int, cost: int, charged_at: int) -> int:  # noqa: ARG002
+    def refund(self, limit: LocalLimit, now: int, cost: int, charged_at: int) -> int:
+        """Take back what no refill has restored; refills go to the oldest charge, as in token_bucket.lua."""
         self._refill(limit, now)
-        refunded = min(cost, _ceil(self._used, limit.window))
-        self._used = max(0, self._used - refunded * limit.window)
-        return refunded
+        left = self._used - (self._total - charged_at) * limit.window
+        left += sum(part for later, part in self._refunds if later > charged_at)
+        part = min(cost * limit.window, left, self._used)
+        if charged_at > self._total or part <= 0:
+            return 0
+        if charged_at < self._total:
+            self._refunds.append((charged_at, part))
+        elif part == cost * limit.window:
+            self._total -= cost  # as if it had not been charged
+        self._used -= part
+        return _ceil(part, limit.window)
 
     def _refill(self, limit: LocalLimit, now: int) -> None:
         if now > self._stamp:

@@ -9,7 +9,7 @@ them (models.Override); Redis has
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .. import backend
@@ -22,7 +22,7 @@ from .refusal_cache import EVERY_POLICY, cached_refusals
 BLOCK, EXEMPT, LIMIT = "block", "exempt", "limit"
 MARKER, MARKER_TTL = "rlaas:overrides", 30 * 86_400
 
-__all__ = ["BLOCK", "EVERY_POLICY", "EXEMPT", "LIMIT", "Override", "is_lost", "mark_complete", "publish"]
+__all__ = ["BLOCK", "EVERY_POLICY", "EXEMPT", "LIMIT", "Override", "differing", "is_lost", "mark_complete", "publish"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,36 @@ class Override:
     until: int  # ms since the epoch
     limit: int | None = None
 
+    @property
+    def field(self) -> tuple[str, str]:
+        """The field and the value in Redis."""
+        return self.policy, f"{self.kind}:{self.until}:{self.limit or ''}"
+
 
 def publish(identity: str, overrides: Iterable[Override]) -> None:
     """Replace the overrides of an identity by these."""
-    fields, ends = [], 0
+    fields: list[str] = []
+    ends = 0
     for override in overrides:
-        fields += [override.policy, f"{override.kind}:{override.until}:{override.limit or ''}"]
+        fields += override.field
         ends = max(ends, override.until)
     topology = backend.topology()
     key = override_key(hash_tag=topology.clustered).key(identity)
     backend.execute(topology, script_call(OVERRIDE, (key,), (script_time(), ends, *fields)))
     cached_refusals().invalidate()
+
+
+def differing(wanted: Mapping[str, Iterable[Override]]) -> list[str]:
+    """Return the identities for which Redis does not have these overrides, or has others."""
+    key = override_key(hash_tag=backend.topology().clustered).key
+    # HGETALL tells a lost key, a lost field and an ended override; a key has at most one field per policy.
+    replies = backend.run_commands([("HGETALL", key(identity)) for identity in wanted])
+    found = []
+    for (identity, overrides), reply in zip(wanted.items(), replies, strict=True):
+        words = [word.decode() if isinstance(word, bytes) else word for word in reply]
+        if dict(zip(words[::2], words[1::2], strict=True)) != dict(each.field for each in overrides):
+            found.append(identity)
+    return found
 
 
 def mark_complete() -> None:

@@ -23,7 +23,7 @@ from . import recorder
 
 INTERVAL = 0.8  # seconds between rounds; a round takes time too, and a second is promised
 STALLED_AFTER = 5.0  # seconds without a round
-RESTORE_INTERVAL = 30.0  # seconds between two queries of the database for overrides
+RESTORE_INTERVAL = 30.0  # seconds between two restores, and between two comparisons of all overrides with Redis
 EXIT_TIMEOUT = 2.0  # seconds that a process waits at its end for a round in progress
 
 
@@ -40,7 +40,8 @@ class State:
         self.pid: int | None = None  # compared on each request: a server written in C may fork without Python's hooks
         self.thread: threading.Thread | None = None
         self.last_round = 0.0
-        self.next_restore = 0.0
+        self.next_restore = self.next_comparison = 0.0
+        self.compared = ""  # the last identity whose overrides were compared with Redis
 
 
 state = State()
@@ -66,14 +67,25 @@ def paused() -> threading.Lock:
 
 
 def restore_lost_overrides() -> None:
-    """Write the overrides to Redis again after Redis lost them, such as after a restart without persistence."""
-    if time.monotonic() < state.next_restore or not apps.is_installed("rlaas_django"):
-        return
-    if overrides.is_lost():
-        state.next_restore = time.monotonic() + RESTORE_INTERVAL
-        from ..models import Override  # models need the app registry
+    """Write to Redis what it lacks of the overrides in the database.
 
+    All of them at once after Redis was emptied. And every 30 seconds they are compared: Redis may have evicted some, or
+    was unavailable when they were set or ended.
+    """
+    now = time.monotonic()
+    if now < min(state.next_restore, state.next_comparison) or not apps.is_installed("rlaas_django"):
+        return
+    is_lost = overrides.is_lost()  # raises while Redis is unavailable: then the comparison stays due
+    from ..models import Override  # models need the app registry
+
+    if is_lost and now >= state.next_restore:
+        state.next_restore = now + RESTORE_INTERVAL
         Override.restore()
+    if now >= state.next_comparison:
+        after, state.compared, state.next_comparison = state.compared, "", now + RESTORE_INTERVAL
+        state.compared = Override.publish_missing(after)
+        if state.compared:  # more of them in the next round
+            state.next_comparison = now
 
 
 def _run_jobs(jobs: list[Callable[[], object]], wait: float = 0) -> None:

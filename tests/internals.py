@@ -38,8 +38,8 @@ from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
 from rlaas_django.http import responses
 from rlaas_django.http.identity import client_address
 from rlaas_django.http.responses import whole_seconds
+from rlaas_django.limiter import acheck_each, check_each, overrides, refund_units, refusal_cache
 from rlaas_django.limiter import local as local_module
-from rlaas_django.limiter import overrides, refund_units, refusal_cache
 from rlaas_django.limiter.compiled import Check, compile_policies
 from rlaas_django.limiter.compiled import plan as check_plan
 from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
@@ -82,8 +82,11 @@ __all__ = [
     "Refresher",
     "SentinelTopology",
     "UnavailableError",
+    "acheck_each",
     "breaker_module",
     "cached_refusals",
+    "check_each",
+    "check_plan",
     "check_proxies",
     "check_settings",
     "circuit_breaker",

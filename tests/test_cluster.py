@@ -38,6 +38,9 @@ from tests.internals import (
     SLIDING_WINDOW,
     TOPOLOGY_THREAD,
     YEAR,
+    acheck_each,
+    check_each,
+    check_plan,
     flush_statistics,
     overrides,
     paused_background,
@@ -209,6 +212,16 @@ def test_policies_on_several_identities_take_one_call_per_slot(cluster, limiter)
     with commands_received(cluster) as received:
         assert limiter.check(identity, policies).allowed
     assert received["evalsha"] == 2
+
+
+def test_independent_checks_reach_every_node_in_few_messages(cluster, limiter):
+    checks = [check_plan(f"user-{i}", Policy("each", "9/m"), 1) for i in range(60)]
+    checks.append(
+        check_plan({"user": "alice", "ip": "192.0.2.1"}, [Policy("u", "9/m"), Policy("i", "9/m", key="ip")], 1)
+    )
+    decisions = check_each(checks) if limiter is rlaas_django else asyncio.run(acheck_each(checks))
+    assert all(decision.allowed and not decision.degraded for decision in decisions)
+    assert [limiter.peek(f"user-{i}", Policy("each", "9/m")).current_count for i in range(60)] == [1] * 60
 
 
 THREE = ("user", "ip", "token")

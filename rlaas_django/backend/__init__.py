@@ -3,7 +3,7 @@
 from .client import connection_options, redis_client, registered_scripts, topology
 from .commands import Call, script_call
 from .errors import UnavailableError
-from .execution import ADMIN_TIMEOUT, aexecute, execute, run_commands, servers
+from .execution import ADMIN_TIMEOUT, aexecute, aexecute_each, execute, execute_each, run_commands, servers
 from .server import Server
 from .topology import Topology
 
@@ -14,8 +14,10 @@ __all__ = [
     "Topology",
     "UnavailableError",
     "aexecute",
+    "aexecute_each",
     "connection_options",
     "execute",
+    "execute_each",
     "redis_client",
     "registered_scripts",
     "run_commands",

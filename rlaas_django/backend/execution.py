@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, RedisError, ResponseError
+from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, NoScriptError, RedisError, ResponseError
 
 from .client import topology
 from .commands import Call, Word, pack
@@ -15,6 +15,7 @@ from .errors import UnavailableError, next_attempt
 from .server import Address, Server
 from .topology import ClusterTopology, Topology
 
+MAX_PIPELINE = 1_000  # calls per message
 ADMIN_TIMEOUT = 1.0  # seconds that a page waits for a reply, where a decision waits for RATE_LIMITER['TIMEOUT']
 
 
@@ -58,6 +59,67 @@ async def aexecute(where: Topology, call: Call) -> Any:
         except RedisError as error:
             raise _unavailable(where, error) from error
         await asyncio.sleep(pause)
+
+
+def execute_each(where: Topology, calls: Sequence[Call]) -> list[Any]:
+    """Run independent calls, in one round trip per server; return each reply, or the UnavailableError in its place."""
+    replies: list[Any] = [None] * len(calls)
+    by_server: dict[Server | None, list[int]] = {}
+    if not where.servers():
+        where.wait_until_known()
+    for i, call in enumerate(calls):
+        by_server.setdefault(where.server_for(call.key), []).append(i)
+    for server, indexes in by_server.items():
+        for start in range(0, len(indexes), MAX_PIPELINE):
+            part = indexes[start : start + MAX_PIPELINE]
+            found = _pipeline(where, server, [calls[i] for i in part])
+            for i, reply in zip(part, found, strict=True):
+                replies[i] = reply
+    return replies
+
+
+async def aexecute_each(where: Topology, calls: Sequence[Call]) -> list[Any]:
+    """As `execute_each`, without blocking the event loop; the multiplexer sends together what comes together."""
+    replies = await asyncio.gather(*[aexecute(where, call) for call in calls], return_exceptions=True)
+    for reply in replies:
+        if isinstance(reply, BaseException) and not isinstance(reply, UnavailableError):
+            raise reply
+    return replies
+
+
+def _pipeline(where: Topology, server: Server | None, calls: Sequence[Call], *, loaded: bool = False) -> list[Any]:
+    """Send calls to one server as one message; those that it says it did not run are sent again."""
+    try:
+        if server is None or server.breaker.error is not None:
+            server = _require(where, server)
+        message = Call(None, "", b"".join([call.packed for call in calls]), len(calls))
+        replies: list[Any] = server.send(message, keep_errors=True)
+        unknown = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError) and not loaded]
+        if unknown:
+            scripts = {script.sha: script for i in unknown if (script := calls[i].script) is not None}
+            loads = [("SCRIPT", "LOAD", script.text) for script in scripts.values()]
+            server.send(Call(None, "", pack(*loads), len(loads)))
+            again = _pipeline(where, server, [calls[i] for i in unknown], loaded=True)
+            for i, reply in zip(unknown, again, strict=True):
+                replies[i] = reply
+    except (UnavailableError, RedisError) as error:
+        failure = error if isinstance(error, UnavailableError) else _unavailable(where, error)
+        return [failure] * len(calls)
+    for i, reply in enumerate(replies):
+        if isinstance(reply, ResponseError):
+            replies[i] = _send_again(where, server, calls[i], reply)
+    return replies
+
+
+def _send_again(where: Topology, server: Server, call: Call, error: ResponseError) -> Any:
+    """Return the reply to a call that was redirected; the UnavailableError where it may not be sent again."""
+    if where.clustered and next_attempt(error, loaded=True, is_refund=call.is_refund) is not None:
+        try:
+            return execute(where, call)
+        except UnavailableError as failure:
+            return failure
+    server.breaker.log_error(error)
+    return _unavailable(where, error)
 
 
 class _Attempts:

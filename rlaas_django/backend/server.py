@@ -96,15 +96,15 @@ class Server:
         self._pool = Pool(lambda: options.connection(timeout), options.maximum, lambda: breaker.error is None)
         self._is_fake = options.connection_class.__module__.partition(".")[0] == "fakeredis"
 
-    def send(self, call: Call, *, timeout: float | None = None) -> Any:
-        """Return the reply, or the list of replies; the first error among them is raised."""
-        pool, connection = self._pool, None
+    def send(self, call: Call, *, timeout: float | None = None, keep_errors: bool = False) -> Any:
+        """Return the reply, or the list of replies; the first error among them is raised, or kept in its place."""
+        pool, connection, one_reply = self._pool, None, call.replies == 1 and not keep_errors
         try:
             connection = pool.acquire()
             connection.send_packed_command((call.packed,), check_health=False)
             if timeout is not None and not connection.can_read(timeout):
                 raise redis.TimeoutError
-            reply = connection.read_response() if call.replies == 1 else _read_replies(connection, call.replies)
+            reply = connection.read_response() if one_reply else _read_replies(connection, call.replies)
         except redis.ResponseError as error:  # after one, the connection is as good as after any reply
             pool.release(connection)
             self._record_error(error, admin=timeout is not None)
@@ -121,8 +121,8 @@ class Server:
             finally:
                 del failure  # or it and this frame, with the connection, would keep each other alive
         pool.release(connection)
-        if self.breaker.error is not None or call.replies > 1:
-            self._record_reply(reply, admin=timeout is not None)
+        if self.breaker.error is not None or not one_reply:
+            self._record_reply(reply, admin=timeout is not None, keep_errors=keep_errors)
         return reply
 
     async def asend(self, call: Call) -> Any:
@@ -148,13 +148,17 @@ class Server:
         multiplexer = self._multiplexers[self, loop] = Multiplexer(connection, self.timeout, self._record_failure)
         return multiplexer
 
-    def _record_reply(self, reply: Any, *, admin: bool = False) -> None:
-        """Tell the breaker what a reply says of the server, and raise the first error in it."""
-        for each in reply if isinstance(reply, list) else (reply,):
-            if isinstance(each, redis.ResponseError):
-                self._record_error(each, admin=admin)
-                raise each
-        self.breaker.record_success()
+    def _record_reply(self, reply: Any, *, admin: bool = False, keep_errors: bool = False) -> None:
+        """Tell the breaker what a reply says of the server, and raise the first error in it, unless it is kept."""
+        errors = [
+            each for each in (reply if isinstance(reply, list) else (reply,)) if isinstance(each, redis.ResponseError)
+        ]
+        for error in errors:
+            self._record_error(error, admin=admin)
+            if not keep_errors:
+                raise error
+        if not errors:
+            self.breaker.record_success()
 
     def _record_error(self, error: redis.ResponseError, *, admin: bool) -> None:
         if admin and isinstance(error, redis.exceptions.NoPermissionError):

@@ -142,6 +142,12 @@ class Check(Call):
         )
         self.script, self.key, self.replies, self.is_refund = policy_set.script, "", 1, False
 
+    @property
+    def in_one_slot(self) -> bool:
+        """Whether one call can decide it: always, but for a cluster."""
+        policy_set = self.policy_set
+        return policy_set.in_one_call or len(policy_set.topology.group_by_slot(policy_set.keys(self.identities))) == 1
+
     def part(self, indexes: Sequence[int], *, charge: bool) -> Check:
         """Return the check of some of the policies: those whose counters are in one slot of a cluster."""
         policies = tuple([self.policy_set.policies[i] for i in indexes])

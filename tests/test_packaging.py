@@ -1,4 +1,4 @@
-"""The wheel, built here and looked into."""
+"""The wheel and the sdist, built here, looked into and installed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -33,13 +34,25 @@ print(json.dumps([rlaas_django.__file__, rlaas_django.__version__, decisions, re
 """
 
 
+def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
+    """Run a program, and return what it prints."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO_", "PYTHON"))}
+    done = subprocess.run(command, cwd=cwd, env={**inherited, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command} failed:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """Build the wheel with the hatchling that is installed, as an isolated build would download one."""
-    built = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(built), str(ROOT)]
-    done = subprocess.run(build, capture_output=True, text=True)
-    assert done.returncode == 0, f"the wheel could not be built:\n{done.stdout}{done.stderr}"
+def built(tmp_path_factory) -> Path:
+    """Build both with the hatchling that is installed, as an isolated build would download one."""
+    directory = tmp_path_factory.mktemp("dist")
+    for kind in ("--wheel", "--sdist"):
+        run(sys.executable, "-m", "build", kind, "--no-isolation", "--outdir", directory, ROOT)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def wheel(built) -> Path:
     (wheel,) = built.glob("*.whl")
     return wheel
 
@@ -91,20 +104,69 @@ def test_the_package_works_as_it_is_installed(wheel, tmp_path):
     """With the wheel's files alone, every algorithm works."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(ALGORITHMS)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    file, version, decisions, deleted = json.loads(done.stdout)
+    printed = run(sys.executable, "-c", PROGRAM, json.dumps(ALGORITHMS), cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    file, version, decisions, deleted = json.loads(printed)
     assert Path(file) == tmp_path / "rlaas_django" / "__init__.py"
     assert version == rlaas_django.__version__
     assert decisions == [True, False] * len(ALGORITHMS)
     assert deleted == len(ALGORITHMS)
+
+
+def test_the_sdist_holds_what_is_needed_to_test_and_build(built):
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    expected = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile"}
+    assert expected <= names
+    assert {"rlaas_django", "tests", "docs", "example_project"} <= {name.partition("/")[0] for name in names}
+    assert not [name for name in names if name.startswith((".venv", ".demo")) or "__pycache__" in name]
+
+
+def test_the_metadata_renders_on_a_package_index(built):
+    pytest.importorskip("twine", reason="in the dev extra")
+    run(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir())
+
+
+@pytest.mark.slow
+def test_a_new_project_uses_the_installed_wheel(wheel, tmp_path):
+    """In an empty environment: startproject, the README's lines, migrate, check, and a limited view."""
+    run(sys.executable, "-m", "venv", "env", cwd=tmp_path)
+    python = tmp_path / "env" / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", wheel, "fakeredis[lua]")
+    run(python, "-m", "django", "startproject", "mysite", ".", cwd=tmp_path)
+    with (tmp_path / "mysite" / "settings.py").open("a") as settings:
+        settings.write(NEW_SETTINGS)
+    (tmp_path / "mysite" / "urls.py").write_text(NEW_URLS)
+    run(python, "manage.py", "migrate", "-v", "0", cwd=tmp_path)
+    assert "no issues" in run(python, "manage.py", "check", cwd=tmp_path)
+    assert json.loads(run(python, "-c", USE, cwd=tmp_path)) == [200] * 5 + [429]
+
+
+NEW_SETTINGS = """
+from rlaas_django.testing import embedded_redis
+INSTALLED_APPS += ["rlaas_django"]
+CACHES = {"default": embedded_redis()}
+"""
+NEW_URLS = """
+from django.contrib import admin
+from django.http import HttpResponse
+from django.urls import path
+from rlaas_django import rate_limit
+
+@rate_limit("5/m", key="ip")
+def contact(request):
+    return HttpResponse("Thank you.")
+
+urlpatterns = [path("admin/", admin.site.urls), path("", contact)]
+"""
+USE = """
+import json, os, django
+os.environ["DJANGO_SETTINGS_MODULE"] = "mysite.settings"
+django.setup()
+from django.test import Client
+client = Client(headers={"host": "localhost"})
+print(json.dumps([client.get("/").status_code for _ in range(6)]))
+"""
 
 
 def test_the_changelog_has_a_heading_for_this_version():

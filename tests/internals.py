@@ -43,6 +43,10 @@ from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter.compiled import Check, compile_policies
 from rlaas_django.limiter.compiled import plan as check_plan
 from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
+from rlaas_django.management.commands._rlaas import SUBCOMMANDS
+from rlaas_django.management.commands._rlaas.output import Output as CommandOutput
+from rlaas_django.management.commands._rlaas.output import Styled
+from rlaas_django.management.commands.rlaas import Command as RlaasCommand
 from rlaas_django.stats import recorder
 from rlaas_django.stats.background import paused as paused_background
 from rlaas_django.stats.background import run as run_background_jobs
@@ -61,6 +65,7 @@ __all__ = [
     "SLIDING_WINDOW",
     "SLIDING_WINDOW_COMPACT",
     "SLIDING_WINDOW_COUNTER",
+    "SUBCOMMANDS",
     "TOKEN_BUCKET",
     "TOPOLOGY_THREAD",
     "TRYAGAIN_PAUSE",
@@ -68,6 +73,7 @@ __all__ = [
     "Check",
     "CircuitBreaker",
     "ClusterTopology",
+    "CommandOutput",
     "ConnectionOptions",
     "Decision",
     "EncodedIdentity",
@@ -80,7 +86,9 @@ __all__ = [
     "Pool",
     "Rate",
     "Refresher",
+    "RlaasCommand",
     "SentinelTopology",
+    "Styled",
     "UnavailableError",
     "acheck_each",
     "breaker_module",

@@ -17,12 +17,13 @@ from .. import backend, conf
 from ..core import policy as algorithms
 from ..core.keys import EncodedIdentity
 from ..core.policy import Policy
+from ..core.text import printable
 from ..models import Override
 from ..stats import reader
 from ..stats.schema import Refusal
 from . import charts, panel
 from .actions import ActionForm
-from .text import describe, duration, grouped, local_time, printable, search
+from .text import describe, duration, grouped, local_time, search
 
 Context = dict[str, Any]
 Query = Mapping[str, str]  # the parameters of a GET request

@@ -17,6 +17,7 @@ from django.utils.translation import gettext, pgettext
 
 from .. import conf
 from ..core.keys import EncodedIdentity, counted_address, decode, encode, parse_address
+from ..core.text import printable
 
 MAX_USERS = 20  # that a search returns
 MAX_SEARCH = 1000  # characters of a search text; SQLite raises an error for a pattern of 50,000
@@ -107,11 +108,6 @@ def _primary_key(text: str) -> Any:
     except (ValidationError, ValueError, AttributeError, OverflowError):
         return None
     return value if str(value) == text else None
-
-
-def printable(text: str) -> str:
-    r"""Return text with control and bidirectional characters escaped, such as `a\n`, `\x1b` and `\u202e`."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,101 @@
+"""manage.py rlaas: what all subcommands have in common."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.core.management.base import OutputWrapper
+from django.core.management.color import color_style
+
+from tests.commands import rlaas
+from tests.internals import SUBCOMMANDS, CommandOutput, Styled
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_help_says_what_a_subcommand_does_with_an_example(name, capsys):
+    result = rlaas(name, "--help")
+    shown = capsys.readouterr().out
+    assert result.code == 0
+    assert SUBCOMMANDS[name].HELP.split()[0] in shown
+    assert f"Example:\n  manage.py rlaas {name}" in shown
+    assert "--json" in shown
+
+
+def test_a_typo_in_a_subcommand_names_the_nearest():
+    result = rlaas("restor")
+    assert result.code == 2
+    assert "There is no subcommand 'restor'; did you mean 'restore'?" in result.err
+
+
+def test_a_typo_in_an_option_names_the_nearest(capsys):
+    result = rlaas("restore", "--jsn")
+    assert result.code == 2
+    assert "there is no argument '--jsn'; did you mean '--json'?" in capsys.readouterr().err
+
+
+def test_a_typo_is_an_error_for_call_command():
+    with pytest.raises(CommandError, match="did you mean '--json'"):
+        call_command("rlaas", "restore", "--jsn")
+
+
+def test_django_s_own_options_stand_before_or_after_the_subcommand():
+    assert rlaas("restore", "--no-color", "--verbosity", "2").code == 0
+    assert rlaas("--no-color", "restore").code == 0
+
+
+def test_restore_prints_what_it_restored():
+    assert rlaas("restore").out == "Restored the overrides of 0 identities.\n"
+    assert rlaas("restore", "--json").json == {"identities": 0}
+
+
+@pytest.mark.usefixtures("redis_unavailable")
+def test_an_unavailable_redis_is_an_error():
+    result = rlaas("restore")
+    assert result.code == 1
+    assert "Redis is unavailable" in result.err
+
+
+def test_wrong_settings_are_an_error(settings):
+    settings.RATE_LIMITER = {"MAX_REQUEST": 5}
+    result = rlaas("restore")
+    assert result.code == 1
+    assert "did you mean 'MAX_REQUESTS'?" in result.err
+
+
+class TestOutput:
+    def printed(self, *, style=None, encoding="utf-8") -> tuple[CommandOutput, io.TextIOWrapper]:
+        raw = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
+        return CommandOutput(OutputWrapper(raw), style), raw
+
+    def text(self, raw) -> str:
+        return raw.buffer.getvalue().decode()
+
+    def test_control_characters_are_escaped_in_lines_tables_and_json(self):
+        output, raw = self.printed()
+        dangerous = "\x1b[31mred\x07\r\n\x9b2J\u202e\x7f"
+        output.line("name: ", dangerous)
+        output.table(("who", ">number"), [(dangerous, 1)])
+        output.json({"who": dangerous})
+        shown = self.text(raw)
+        assert not set(shown) & set("\x1b\x07\r\x9b\u202e\x7f")
+        assert "name: \\x1b[31mred\\x07\\r\\n\\x9b2J\\u202e\\x7f\n" in shown
+        assert json.loads(shown[shown.index("{") :]) == {"who": dangerous}
+
+    def test_columns_are_aligned_whatever_is_styled(self):
+        output, raw = self.printed(style=color_style(force_color=True))
+        output.table(("name", ">used", "state"), [("a", 5, Styled("ok", "SUCCESS")), ("long name", 1234, "")])
+        shown = self.text(raw)
+        assert "\x1b[" in shown
+        plain, raw = self.printed()
+        plain.table(("name", ">used", "state"), [("a", 5, Styled("ok", "SUCCESS")), ("long name", 1234, "")])
+        assert self.text(raw) == "name       used  state\na             5  ok\nlong name  1234\n"
+
+    def test_what_the_terminal_cannot_show_is_escaped(self):
+        output, raw = self.printed(encoding="ascii")
+        output.line("Zoë")
+        assert self.text(raw) == "Zo\\xeb\n"

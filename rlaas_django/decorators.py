@@ -27,6 +27,7 @@ Options = dict[str, Any]
 
 def rate_limit(
     *limits: str | RateLike | RateFunction | Policy | View,
+    rate: RateLike | RateFunction | None = None,
     key: str | KeyFunction | None = None,
     method: str | Iterable[str] | None = None,
     cost: int | Callable[[HttpRequest], int] = 1,
@@ -45,6 +46,7 @@ def rate_limit(
     >>> @rate_limit
     >>> @rate_limit("login")
     >>> @rate_limit("5/m", key="ip", method="POST")
+    >>> @rate_limit(rate="5/minute", key="ip")
     >>> @rate_limit("10/s", "1000/h", key="user")
     >>> @rate_limit("5/m", key="ip", charge_when=lambda response: response.status_code == 401)
     """
@@ -58,7 +60,9 @@ def rate_limit(
         "charge_when": charge_when,
         "charge_on_error": charge_on_error,
     }
-    if len(limits) == 1 and callable(limits[0]) and not options and group is None and applied == _DEFAULTS:
+    if rate is not None:
+        limits = (*limits, rate if callable(rate) else Rate.parse(rate))
+    elif len(limits) == 1 and callable(limits[0]) and not options and group is None and applied == _DEFAULTS:
         return _bare(limits[0])
     return RateLimit(limits, options, group, applied)
 

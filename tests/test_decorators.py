@@ -85,6 +85,10 @@ def tenant(request):
         (rate_limit((3, 60), group="g"), {"g": (3, 60)}),
         (rate_limit(Rate(3, 60), group="g"), {"g": (3, 60)}),
         (rate_limit(lambda request: "3/m", group="g"), {"g": (3, 60)}),
+        (rate_limit(rate="3/minute", group="g"), {"g": (3, 60)}),
+        (rate_limit(rate=(3, 60), key="ip", group="g"), {"g": (3, 60)}),
+        (rate_limit(rate=lambda request: "3/m", group="g"), {"g": (3, 60)}),
+        (rate_limit("login", rate="3/min", group="g"), {"login": (2, 60), "g": (3, 60)}),
         (rate_limit("2/s", "3/h", group="g"), {"g-1s": (2, 1), "g-3600s": (3, 3600)}),
         (rate_limit("2/s", "login", group="g"), {"g": (2, 1), "login": (2, 60)}),
         (rate_limit("3/m", algo=TOKEN_BUCKET, burst=4, group="g"), {"g": (4, 80)}),
@@ -98,6 +102,13 @@ def test_each_form_admits_its_quota_and_then_refuses(site, clock, limit, policie
     refused = site.get()
     assert_refusal(refused, policies=policies)
     assert_waiting_helps(refused, site.get, clock)
+
+
+def test_a_rate_function_as_a_keyword_is_never_taken_for_the_view(kind):
+    """`rate_limit(rate=rate_of_plan)` is a decorator, whatever is passed to it."""
+    view = rate_limit(rate=rate_of_plan)(as_kind(kind, ok))
+    assert iscoroutinefunction(view) == (kind == "async def")
+    assert view.__name__ == "ok"
 
 
 def test_a_rate_on_a_view_is_named_after_the_view(site, clock):
@@ -1046,6 +1057,8 @@ def test_an_inner_decorator_refuses_what_an_outer_one_only_annotated(site, clock
     [
         (["5/month"], {}, "5/month"),
         (["5 per minute"], {}, "5 per minute"),
+        ([], {"rate": "5/month"}, "5/month"),
+        ([], {"rate": "login"}, "login"),
         (["5/m "], {}, "5/m "),
         (["/m"], {}, "/m"),
         (["0/m"], {}, "0/m"),

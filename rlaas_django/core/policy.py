@@ -22,7 +22,7 @@ FAILURE_MODES = ("open", "closed", "local")
 KEYS = ("user", "ip", "user_or_ip", "token", "global")
 KEY_PREFIXES = ("header:", "get:", "post:")
 
-RATE_FORMS = 'write "5/m", "30/10s", "1000/h", "5/60" (seconds) or (5, 60)'
+RATE_FORMS = 'write "5/m", "5/minute", "30/10s", "1000/h", "5/60" (seconds) or (5, 60)'
 KEY_FORMS = (
     'Write "user", "ip", "user_or_ip", "token", "global", "header:<name>", "get:<name>", '
     '"post:<name>", a callable taking the request, or the dotted path of one'
@@ -37,8 +37,14 @@ MAX_COST = {SLIDING_WINDOW: 10_000}
 RateFunction = Callable[[Any], Any]
 KeyFunction = Callable[[Any], Any]
 
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
-_RATE = re.compile(r"([0-9]{1,16})/(?=.)([0-9]{0,16})([smhd]?)")
+_UNITS = {
+    "": 1,
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hour", "hours"), 3_600),
+    **dict.fromkeys(("d", "day", "days"), 86_400),
+}
+_RATE = re.compile(rf"([0-9]{{1,16}})/(?=.)([0-9]{{0,16}})({'|'.join(_UNITS)})")
 MAX_NAME_LENGTH = 100
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
@@ -91,7 +97,7 @@ class Rate:
 
     @classmethod
     def parse(cls, value: Any) -> Rate:
-        """Parse `"5/m"`, `"30/10s"`, `"5/60"` or `(5, 60)`; PolicyError for anything else."""
+        """Parse `"5/m"`, `"5/minute"`, `"30/10s"`, `"5/60"` or `(5, 60)`; PolicyError for anything else."""
         try:
             match value:
                 case Rate():

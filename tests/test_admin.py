@@ -424,6 +424,10 @@ def test_a_reset_or_refund_fails_while_redis_is_unavailable(admin_client, action
 
 @pytest.mark.django_db(transaction=True)
 def test_an_override_is_kept_while_redis_is_unavailable(admin_client):
+    limited = rate_limit(lambda request: "5/m", key="ip")(
+        lambda request: HttpResponse()
+    )  # its rate is read from its latest refusal, in Redis
+    limited(RequestFactory().get("/"))
     with override_settings(CACHES=GONE):
         response = act(admin_client, identity="alice", action="block", hours="1", reason="spam")
     assert response.status_code == 302

@@ -59,7 +59,11 @@ def policies() -> dict[str, Policy]:
         if isinstance(policy, Policy):
             known.setdefault(policy.name, policy)
     dynamic = [name for name, policy in known.items() if not isinstance(policy.rate, Rate)]
-    for name, latest in reader.latest_refusals(dynamic).items():
+    try:
+        refusals = reader.latest_refusals(dynamic)
+    except backend.UnavailableError:  # an override can be set all the same
+        refusals = {name: [] for name in dynamic}
+    for name, latest in refusals.items():
         policy = known.pop(name)
         if latest:
             known[name] = replace(policy, rate=Rate(latest[0].limit, latest[0].window))

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import random
+import re
 import time
 
 import pytest
@@ -364,6 +365,49 @@ def test_the_page_has_a_title_and_the_wait(refuse):
     page = assert_refusal(refuse(BROWSER), policies=["g"], media_type=HTML).body
     assert "<title>Too many requests</title>" in page
     assert "Try again in 3600 seconds." in page
+
+
+def test_the_page_has_the_name_of_the_site_the_time_and_a_link_to_try_again(full, clock):
+    page = refused(full, BROWSER).content.decode()
+    assert "<header>testserver</header>" in page
+    assert re.search(r"allowed again from \d\d:\d\d:\d\d [A-Z]{3}\.", page)
+    assert 'data-wait="3600"' in page
+    assert '<a class="retry" href="/">' in page
+
+
+def test_the_page_offers_no_link_where_it_would_not_repeat_the_request(site, clock):
+    site.serve(rate_limit("1/h", key="ip", group="g")(site.view(ok)))
+    page = [site.post(headers={"Accept": HTML}) for _ in range(2)][1].content.decode()
+    assert 'class="retry"' not in page
+    assert "go back, and send it again" in page
+
+
+def test_the_number_of_seconds_in_the_page_is_for_a_script(full, settings):
+    settings.USE_THOUSAND_SEPARATOR = True
+    assert b'data-wait="3600"' in refused(full, BROWSER).content
+
+
+def test_the_page_needs_no_collected_static_files(full, settings, tmp_path):
+    backend = "django.contrib.staticfiles.storage.ManifestStaticFilesStorage"
+    settings.STATIC_ROOT = tmp_path
+    settings.STORAGES = {**settings.STORAGES, "staticfiles": {"BACKEND": backend}}
+    response = refused(full, BROWSER)
+    assert response.status_code == 429
+    assert b"stylesheet" not in response.content
+    settings.STATIC_URL = None
+    assert refused(full, BROWSER).status_code == 429
+
+
+def test_the_page_needs_no_allowed_host(full, settings):
+    settings.ALLOWED_HOSTS = ["example.com"]
+    response = refused(full, BROWSER, headers={"Host": "nonsense"})
+    assert (response.status_code, b"<header>" in response.content) == (429, False)
+
+
+def test_the_page_holds_under_a_strict_content_security_policy(full):
+    page = refused(full, BROWSER).content.decode()
+    assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?! src=)", page)
+    assert "//" not in page.replace("<!DOCTYPE html>", "")  # nothing from another host
 
 
 @both_ways

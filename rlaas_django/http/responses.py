@@ -20,6 +20,7 @@ from django.utils.translation import ngettext
 from .. import conf
 from ..core.decision import Decision, strictest
 from ..core.policy import Rate
+from . import page as refusal_page
 
 Respond = Callable[[HttpRequest, Decision], Any]
 
@@ -45,7 +46,13 @@ def plain_refusal(request: HttpRequest, decision: Decision) -> HttpResponse | No
 def page(request: HttpRequest, decision: Decision) -> HttpResponse:
     """Return the refusal as a page, by the template `rlaas_django/429.html`."""
     status = _status(decision)
-    context = {"decision": decision, "title": title(decision), "detail": detail(decision), "status": status}
+    context = {
+        **refusal_page.context(request, _wait(decision)),
+        "decision": decision,
+        "title": title(decision),
+        "detail": detail(decision),
+        "status": status,
+    }
     try:
         text = render_to_string("rlaas_django/429.html", context, request)
     except (TemplateDoesNotExist, ImportError):  # a site without templates

@@ -1,6 +1,6 @@
-"""For test suites of sites that use us: a clock that stands still, and a Redis inside the process.
+"""For test suites of sites that use us: empty counters, a clock that stands still, a Redis inside the process.
 
-With pytest, `from rlaas_django.testing import rate_limit_clock` in a conftest.py gives tests that fixture.
+With pytest, the plugin `rlaas_django.pytest_plugin` has fixtures that use these.
 """
 
 from __future__ import annotations
@@ -11,8 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from django.http.response import HttpResponseBase
+
+from . import backend
 from .core import clock, process
 from .core.clock import Clock
+
+KEYS = "rlaas:*"  # in Redis
+MAX_REQUESTS = 10_000  # that `exhaust` sends
 
 _embedded = itertools.count(1)
 
@@ -35,9 +41,71 @@ def frozen_clock(ms: int | None = None) -> Iterator[Clock]:
 def reset() -> None:
     """Forget every state of this process: connections, cached refusals, circuit breakers, local counters, statistics.
 
-    The counters in Redis stay; flush the database of your tests for those.
+    The counters in Redis stay; `reset_all` deletes them, too.
     """
     process.reset()
+
+
+def reset_all() -> None:
+    """Delete the counters, overrides and statistics in Redis, and reset the process; the site's own keys stay."""
+    reset()
+    for server in backend.servers():
+        cursor, first = 0, True
+        while cursor or first:
+            ((cursor, keys),) = backend.run_commands([("SCAN", cursor, "MATCH", KEYS, "COUNT", 1_000)], server)
+            cursor, first = int(cursor), False
+            backend.run_commands([("DEL", key) for key in keys])
+
+
+def assert_limited(response: HttpResponseBase) -> None:
+    """Assert that a response is a refusal."""
+    if response.status_code != 429:
+        usage = response.headers.get("RateLimit", "none")
+        raise AssertionError(f"Expected a refusal (429), not {response.status_code}; RateLimit: {usage}.")
+
+
+def exhaust(client: Any, url: str, *, method: str = "get", **options: Any) -> Any:
+    """Send requests with Django's test client until one is refused; return the refusal.
+
+    >>> assert exhaust(client, "/login/", method="post", data={"user": "alice"}).headers["Retry-After"] == "60"
+    """
+    for _ in range(MAX_REQUESTS):
+        response = getattr(client, method)(url, **options)
+        if response.status_code == 429:
+            return response
+    raise AssertionError(f"{url} refused none of {MAX_REQUESTS} requests; is it limited?")
+
+
+async def aexhaust(client: Any, url: str, *, method: str = "get", **options: Any) -> Any:
+    """As `exhaust`, with Django's AsyncClient."""
+    for _ in range(MAX_REQUESTS):
+        response = await getattr(client, method)(url, **options)
+        if response.status_code == 429:
+            return response
+    raise AssertionError(f"{url} refused none of {MAX_REQUESTS} requests; is it limited?")
+
+
+class RateLimitTestMixin:
+    """For test cases of unittest and Django: each test begins with empty counters and a frozen clock.
+
+    >>> class LoginTests(RateLimitTestMixin, TestCase):
+    ...     def test_the_sixth_waits(self):
+    ...         self.assert_limited(self.exhaust("/login/"))
+    ...         self.rate_limits.tick(60_000)
+    ...         self.assertEqual(self.client.get("/login/").status_code, 200)
+    """
+
+    rate_limits: Clock
+    assert_limited = staticmethod(assert_limited)
+
+    def setUp(self) -> None:
+        super().setUp()  # type: ignore[misc]
+        self.rate_limits = self.enterContext(frozen_clock())  # type: ignore[attr-defined]
+        reset_all()
+
+    def exhaust(self, url: str, **options: Any) -> Any:
+        """Send requests until one is refused; return the refusal."""
+        return exhaust(self.client, url, **options)  # type: ignore[attr-defined]
 
 
 def embedded_redis() -> dict[str, Any]:

@@ -29,6 +29,7 @@ import tests.urls  # noqa: F401  (its view is known to the panel as soon as it i
 from rlaas_django import Policy, acheck, backend, check, peek, refund, reset
 from rlaas_django.admin import panel
 from rlaas_django.models import Override
+from rlaas_django.testing import reset_all
 from tests import traffic
 from tests.deployments import HOST, Cluster, Node, wait_until
 from tests.faults import Garbage, TLSProxy
@@ -786,6 +787,15 @@ def test_forks_after_the_first_use_and_their_parent_count_together(cluster, limi
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:redis")  # of redis-py 6.0 about its own option
+def test_reset_all_empties_every_node_and_leaves_the_keys_of_the_site(cluster):
+    for identity in IDENTITIES[:30]:
+        check(identity)
+    caches["default"].set("of the site", 1)
+    reset_all()
+    assert caches["default"].get("of the site") == 1
+    assert not any(peek(identity).current_count for identity in IDENTITIES[:30])
+
+
 def test_the_cache_works_on_the_cluster(cluster):
     cache, names = caches["default"], IDENTITIES[:30]
     for name in names:

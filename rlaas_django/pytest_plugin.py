@@ -1,0 +1,32 @@
+"""The pytest plugin: fixtures for the tests of a site.
+
+It reads no settings when it is loaded, and needs no pytest-django.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from . import conf
+from .core.clock import Clock
+from .testing import rate_limit_clock, reset_all
+
+__all__ = ["rate_limit_clock", "rate_limits", "rate_limits_disabled"]
+
+
+@pytest.fixture
+def rate_limits(rate_limit_clock: Clock) -> Clock:
+    """Empty counters, no cached refusals, and the frozen clock: `rate_limits.tick(60_000)`."""
+    reset_all()
+    return rate_limit_clock
+
+
+@pytest.fixture
+def rate_limits_disabled() -> Iterator[None]:
+    """No rate limiting for the length of a test."""
+    from django.test import override_settings  # here, as it reads settings
+
+    with override_settings(RATE_LIMITER={**(conf.raw() or {}), "ENABLED": False}):
+        yield

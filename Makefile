@@ -10,21 +10,30 @@ PARALLEL = -n auto --maxprocesses 4 --dist loadfile
 help: ## List what can be done
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-$(VENV)/.installed: pyproject.toml
-	@echo "Setting up $(VENV) ..."
+# Installs an extra of the package, with further options of pip.
+define install
+	@echo "Installing rlaas_django[$(1)] in $(VENV) ..."
 	@if command -v uv >/dev/null 2>&1; then \
 	  uv venv -q --allow-existing --python "$$(command -v $(PYTHON))" $(VENV) \
-	  && uv pip install -q --python $(BIN)/python -e '.[dev]'; \
+	  && uv pip install $(2) --python $(BIN)/python -e '.[$(1)]'; \
 	else \
 	  $(PYTHON) -m venv $(VENV) \
 	    || { echo "python -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }; \
-	  $(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'; \
+	  $(BIN)/python -m pip install $(2) --disable-pip-version-check -e '.[$(1)]'; \
 	fi
 	@touch $@
+endef
+
+$(VENV)/.demo: pyproject.toml
+	$(call install,demo)
+
+$(VENV)/.installed: pyproject.toml
+	$(call install,dev,-q)
+	@touch $(VENV)/.demo
 
 install: $(VENV)/.installed ## Make the environment
 
-run: $(VENV)/.installed ## Run the demo, on port 8000 or PORT=...
+run: $(VENV)/.demo ## Run the demo, on port 8000 or PORT=...
 	@PORT="$(PORT)" exec $(BIN)/python -m example_project
 
 test: $(VENV)/.installed ## Run the tests of every behaviour, on a real server, within three minutes

@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 
 from . import settings, source, views
 
-TRY, TRY_FORM, TRY_TOKENS, OPEN = "try", "form", "tokens", "open"
+TRY, TRY_FORM, TRY_TOKENS, TRY_OUTAGE, OPEN = "try", "form", "tokens", "outage", "open"
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,26 @@ SECTIONS = (
                 "The view decides",
                 "With block=False the view always runs, and finds the decision on the request.",
                 Panel(views.feed),
+            ),
+        ),
+    ),
+    Section(
+        "When Redis is unavailable",
+        (
+            Card.of(
+                "Redis goes away",
+                "Stop the demo's own Redis and go on pressing. The first request waits for one timeout at most; then "
+                "the circuit breaker is open and each view does what its policy says. Start Redis again, and within "
+                "two seconds it decides again.",
+                Panel(views.fail_open, "Fail open", "The default: allowed, without a limit.", TRY_OUTAGE),
+                Panel(views.fail_closed, "Fail closed", "Refused with 503 and Retry-After.", TRY_OUTAGE),
+                Panel(
+                    views.count_locally,
+                    "Local fallback",
+                    "Each process counts by itself until Redis is back. Recommended for logins.",
+                    TRY_OUTAGE,
+                ),
+                slug="outage",
             ),
         ),
     ),

@@ -11,8 +11,9 @@ from rlaas_django import Outcome
 
 def answer(request: HttpRequest, text: str = "Here you are.", status: int = 200) -> JsonResponse:
     """An allowed request's response; the limiter adds the headers."""
-    outcomes = [outcome for outcome in request.rate_limit.outcomes if outcome.identity]  # nobody: there is no limit
-    return JsonResponse({"text": text, "figures": [figures(outcome) for outcome in outcomes]}, status=status)
+    decision = request.rate_limit
+    shown = [figures(outcome) for outcome in decision.outcomes if outcome.identity]  # without one: there is no limit
+    return JsonResponse({"text": text, "figures": shown, "degraded": decision.degraded}, status=status)
 
 
 def figures(outcome: Outcome) -> dict[str, Any]:

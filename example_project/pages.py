@@ -9,15 +9,17 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth import get_user_model, login, logout
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.middleware.csrf import get_token
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
 from rlaas_django import peek, reset
 
+from . import redis_server
 from .cards import PANELS, SECTIONS
 from .figures import figures
 from .middleware import policies_at
-from .people import PEOPLE
+from .people import ADMIN, PEOPLE
 
 
 def in_demo_only(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
@@ -40,7 +42,8 @@ def asking(request: HttpRequest) -> dict[str, Any]:
 
 @require_GET
 def start(request: HttpRequest) -> HttpResponse:
-    return render(request, "demo/start.html", {"sections": SECTIONS, "people": [*PEOPLE, ""]})
+    context = {"sections": SECTIONS, "people": [*PEOPLE, ""], "admin": ADMIN, "own_redis": redis_server.own is not None}
+    return render(request, "demo/start.html", context)
 
 
 @require_GET
@@ -65,10 +68,27 @@ def reset_panel(request: HttpRequest, name: str) -> JsonResponse:
 
 @require_POST
 @in_demo_only
+def switch_redis(_: HttpRequest, action: str) -> JsonResponse:
+    """Stop the demo's own Redis, or start it again, empty."""
+    server = redis_server.own
+    if server is None:
+        raise Http404  # a Redis that somebody else runs
+    with server.switching:
+        if action == "stop" and server.answers():
+            server.kill()
+        elif action == "start" and not server.answers():
+            server.launch()
+    return JsonResponse({"running": action == "start"})
+
+
+@require_POST
+@in_demo_only
 def act_as(request: HttpRequest) -> HttpResponse:
     """Log in as one of the demo's people without a password, or as nobody."""
     username = request.POST.get("username", "")
     logout(request)
     if username:
         login(request, get_object_or_404(get_user_model(), username=username, username__in=PEOPLE))
+    if request.headers.get("Accept") == "application/json":  # the page's script, which keeps its results
+        return JsonResponse({"username": username, "csrf": get_token(request)})
     return redirect("start")

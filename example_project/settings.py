@@ -17,7 +17,6 @@ WSGI_APPLICATION = "example_project.wsgi.application"
 ASGI_APPLICATION = "example_project.asgi.application"
 USE_TZ = True
 STATIC_URL = "/static/"
-STATICFILES_DIRS = [BASE_DIR / "static"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": DEMO_DIR / "db.sqlite3"}}
 
@@ -28,6 +27,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.sessions",
     "django.contrib.staticfiles",
+    "example_project",  # before rlaas_django, so that its 429 page is the site's own
     "rlaas_django",
 ]
 MIDDLEWARE = [
@@ -45,7 +45,6 @@ MIDDLEWARE = [
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [BASE_DIR / "templates"],  # before the apps', so that its 429 page is the site's own
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [

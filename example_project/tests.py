@@ -6,6 +6,7 @@ They run as a part of `make test`, or alone: python -m pytest --ds example_proje
 from __future__ import annotations
 
 import pytest
+from django.contrib.auth import get_user_model
 from django.test import Client
 
 from example_project import people
@@ -25,6 +26,9 @@ ALLOWED = {
     "sliding_window_compact": 5,
     "sliding_window_counter": 5,
     "token_bucket": 8,
+    "fail_open": 3,
+    "fail_closed": 3,
+    "count_locally": 3,
     "report": 3,
     "second_visit": 1,
 }
@@ -174,13 +178,23 @@ def test_the_admin_can_log_in(client):
     assert client.get("/admin/").status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/act-as/", "/reset/bare/", "/try/log_in/"])
+def test_the_user_page_shows_rate_limits(client, ask, act_as):
+    act_as("alice")
+    ask("bare")
+    client.login(username=people.ADMIN, password=people.ADMIN)
+    alice = get_user_model().objects.get(username="alice")
+    page = client.get(f"/admin/auth/user/{alice.pk}/change/").content.decode()
+    assert "Rate limits" in page
+    assert "/admin/rlaas_django/ratelimit/identity/" in page
+
+
+@pytest.mark.parametrize("path", ["/act-as/", "/reset/bare/", "/redis/stop/", "/try/log_in/"])
 def test_what_changes_something_wants_a_post_and_a_token(client, path):
     assert Client(enforce_csrf_checks=True).post(path).status_code == 403
     assert client.get(path).status_code == 405
 
 
-@pytest.mark.parametrize("path", ["/act-as/", "/reset/bare/"])
+@pytest.mark.parametrize("path", ["/act-as/", "/reset/bare/", "/redis/stop/", "/redis/start/"])
 def test_only_a_demo_has_it(client, settings, path):
     settings.DEBUG = False
     assert client.post(path).status_code == 404

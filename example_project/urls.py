@@ -11,6 +11,8 @@ urlpatterns = [
     path("counters/", pages.counters, name="counters"),
     path("reset/<str:name>/", pages.reset_panel, name="reset"),
     path("act-as/", pages.act_as, name="act_as"),
+    path("redis/stop/", pages.switch_redis, {"action": "stop"}, name="stop_redis"),
+    path("redis/start/", pages.switch_redis, {"action": "start"}, name="start_redis"),
     path("admin/", admin.site.urls),
     path("favicon.ico", RedirectView.as_view(url=static("demo/icon.svg"))),
     # Each limited view under its own name: /try/bare/, /try/inline/ ...

@@ -98,6 +98,21 @@ def feed(request):
     return answer(request, "The feed of a minute ago.")
 
 
+@rate_limit("3/10s", key="ip", on_failure="open")
+def fail_open(request):
+    return answer(request)
+
+
+@rate_limit("3/10s", key="ip", on_failure="closed")
+def fail_closed(request):
+    return answer(request)
+
+
+@rate_limit("3/10s", key="ip", on_failure="local")
+def count_locally(request):
+    return answer(request)
+
+
 def report(request):
     return answer(request)
 

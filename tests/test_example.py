@@ -17,6 +17,7 @@ from tests.deployments import wait_until
 
 REFUSING = [
     *("bare", "inline", "several", "asynchronous", "by_plan", "log_in", "export", "report", "second_visit"),
+    *("fail_open", "fail_closed", "count_locally"),
     *("fixed_window", "sliding_window", "sliding_window_compact", "sliding_window_counter", "token_bucket"),
 ]
 NEVER_REFUSING = ["shadow", "feed"]
@@ -111,6 +112,22 @@ def test_a_card_that_never_refuses(browser, name):
     responses = [use_card(browser, name) for _ in range(6)]
     assert {response.status_code for response in responses} == {200}
     assert not responses[-1].json()["figures"][0]["allowed"]
+
+
+def test_redis_can_be_stopped_and_started_again(browser):
+    assert browser.post("/redis/stop/").json() == {"running": False}
+    assert [use_card(browser, "fail_open").json()["degraded"] for _ in range(5)] == [True] * 5
+    assert use_card(browser, "fail_closed").status_code == 503
+    assert [use_card(browser, "count_locally").status_code for _ in range(4)] == [200, 200, 200, 429]
+    assert browser.post("/redis/start/").json() == {"running": True}
+    wait_until(lambda: not use_card(browser, "fail_open").json().get("degraded", True), "Redis decides again")
+
+
+def test_acting_as_somebody_else_needs_no_new_page(browser):
+    first = browser.post("/act-as/", data={"username": "bob"})
+    assert first.json()["username"] == "bob"
+    browser.headers["X-CSRFToken"] = first.json()["csrf"]
+    assert browser.post("/act-as/", data={"username": ""}).json()["username"] == ""
 
 
 def test_static_files_and_the_admin_are_there(browser):

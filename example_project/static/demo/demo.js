@@ -1,7 +1,7 @@
 // Each panel of the page tries one limited view: it sends the request, and shows what came back.
 "use strict";
 
-const csrf = document.querySelector("[name=csrfmiddlewaretoken]").value;
+let csrf = document.querySelector("[name=csrfmiddlewaretoken]").value; // another one after each login
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const SHOWN_HEADERS = [
   "Retry-After", "RateLimit-Policy", "RateLimit",
@@ -47,9 +47,11 @@ function read(response, body) {
 }
 
 function verdict(response, body, over) {
-  if (response.status === 429 || response.status === 503) return { kind: "refused", word: "Refused" };
+  if (response.status === 503) return { kind: "refused", word: "Refused; Redis is unavailable" };
+  if (response.status === 429) return { kind: "refused", word: "Refused" };
   if (over?.shadow) return { kind: "over", word: "Allowed; would be refused" };
   if (over) return { kind: "over", word: "Over the limit, but served" };
+  if (body.degraded) return { kind: "over", word: "Allowed; Redis is unavailable" };
   if (body.figures?.length === 0) return { kind: "allowed", word: "Allowed; there is no limit" };
   return { kind: "allowed", word: "Allowed" };
 }
@@ -72,6 +74,9 @@ class Panel {
     this.find(".ten").addEventListener("click", () => this.press(10));
     this.find(".reset").addEventListener("click", () => this.reset());
     this.find(".token")?.addEventListener("change", () => look());
+    for (const button of element.querySelectorAll(".switch")) {
+      button.addEventListener("click", () => this.switchRedis(button));
+    }
   }
 
   find(selector) {
@@ -123,6 +128,15 @@ class Panel {
       const response = await fetch(this.element.dataset.reset, { method: "POST", headers });
       if (!response.ok) throw new Error(`${response.status} ${response.statusText}`);
       this.clear("Reset. The counters start anew.");
+    });
+  }
+
+  switchRedis(button) {
+    return this.then(async () => {
+      const response = await fetch(button.dataset.url, { method: "POST", headers: { "X-CSRFToken": csrf } });
+      if (!response.ok) throw new Error(`${response.status} ${response.statusText}`);
+      const { running } = await response.json();
+      this.say("", running ? "Redis was started again, empty." : "Redis was stopped. Press on.");
     });
   }
 
@@ -260,6 +274,25 @@ function stopLooking() {
 
 setInterval(() => panels.forEach((panel) => panel.tick()), 250);
 look();
+
+// --- Another user: the page stays as it is, and shows the counters of that user --------------------------------------
+
+const people = document.querySelector(".people");
+people.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const body = new URLSearchParams({ username: event.submitter.value });
+  const headers = { Accept: "application/json", "X-CSRFToken": csrf };
+  const response = await fetch(people.action, { method: "POST", headers, body }).catch(() => null);
+  if (!response?.ok) return people.submit(); // the page is loaded anew
+  const user = await response.json();
+  csrf = user.csrf;
+  people.querySelector("[name=csrfmiddlewaretoken]").value = csrf;
+  for (const button of people.querySelectorAll("[name=username]")) {
+    button.setAttribute("aria-pressed", String(button.value === user.username));
+  }
+  people.querySelector(".hint")?.remove();
+  look();
+});
 
 // --- A card with several panels shows one ---------------------------------------------------------------------------
 

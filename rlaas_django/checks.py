@@ -15,9 +15,12 @@ from . import backend, conf
 from .conf import Problem
 from .core import registry
 from .core.keys import key_kind
-from .core.policy import DEFAULT, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, Policy, Rate, nearest
-from .http.identity import key_function
+from .core.policy import DEFAULT, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, TOKEN_BUCKET, Policy, Rate, nearest
+from .core.request_options import cost_problem
+from .http.identity import site_function
+from .middleware import RateLimitMiddleware
 
+OURS = "rlaas_django.middleware.RateLimitMiddleware"
 LARGE_LOG = 1000
 BYTES_PER_ENTRY = 120  # of a ZSET past 128 entries, as MEMORY USAGE counts
 
@@ -27,7 +30,7 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
     problems: list[Problem] = []
     config = conf.read(conf.raw(), problems)
     if config is not None:
-        for check in (_cache, _policies, _all_proxies, _django_version, _middleware_order, _decorated_views):
+        for check in CHECKS:
             problems += check(config)
     return [_message(problem) for problem in problems]
 
@@ -42,6 +45,28 @@ def check_proxies(**_: Any) -> list[checks.CheckMessage]:
         "RATE_LIMITER['TRUSTED_PROXIES'] is not set. Behind a proxy all clients would share its address, "
         "and behind a unix socket they would have none.",
         'List the proxies, such as ["10.0.0.0/8"] or ["unix"]; [] says that clients connect directly.',
+    )
+    return [_message(problem)]
+
+
+@checks.register("caches", deploy=True)
+def check_shared_cache(**_: Any) -> list[checks.CheckMessage]:
+    """Only with --deploy: nearly every site begins with one cache."""
+    config = conf.read(conf.raw(), [])
+    location = None if config is None else _location(config.cache)
+    if config is None or location is None:
+        return []
+    alias = config.cache
+    sharing = [each for each in conf.cache_aliases() if each != alias and _location(each) == location]
+    if alias != "default" and not sharing:
+        return []
+    users = f"CACHES[{sharing[0]!r}], on the same database" if sharing else "the whole site"
+    problem = Problem(
+        "W009",
+        f"The limiter shares CACHES[{alias!r}] with {users}: cache.clear() deletes every counter and override, and "
+        "a server that evicts keys to make room for others (maxmemory-policy allkeys-*) may drop them.",
+        'Add an alias of its own to CACHES, with another database such as "redis://.../1" or, better, another server, '
+        "and name it in RATE_LIMITER['CACHE'].",
     )
     return [_message(problem)]
 
@@ -76,14 +101,35 @@ def _cache(config: conf.Config) -> Iterator[Problem]:
         )
 
 
+def _location(alias: str) -> tuple[Any, ...] | None:
+    """Return the server and the database of a cache; None if it is not on Redis."""
+    with contextlib.suppress(Exception):  # `_cache` reports what is wrong
+        options = backend.connection_options(alias)
+        place = (
+            options.get("server") or options.get("path") or options.get("host") or conf.cache_entry(alias)["LOCATION"]
+        )
+        return place, options.get("port") or 6379, options.get("db") or 0
+    return None
+
+
 def _policies(config: conf.Config) -> Iterator[Problem]:
     for policy in config.policies.values():
         yield from _large_log(policy, config)
-        try:  # a dotted path is imported here rather than by the first request
-            if key_kind(policy.key) == "key" and not callable(key_function(policy.key)):
-                yield Problem("E011", f"Policy {policy.name!r}: its key {policy.key!r} is not a callable.")
-        except ImportError as error:
-            yield Problem("E011", f"Policy {policy.name!r}: its key {policy.key!r} cannot be imported: {error}")
+        yield from _key(policy)
+
+
+def _key(policy: Policy) -> Iterator[Problem]:
+    if key_kind(policy.key) == "key":
+        yield from _function(f"Policy {policy.name!r}: its key", policy.key)
+
+
+def _function(name: str, function: Any) -> Iterator[Problem]:
+    """Import a dotted path here rather than with the first request."""
+    try:
+        if not callable(site_function(function)):
+            yield Problem("E011", f"{name} {function!r} is not a callable.")
+    except ImportError as error:
+        yield Problem("E011", f"{name} {function!r} cannot be imported: {error}")
 
 
 def _large_log(policy: Policy, config: conf.Config) -> Iterator[Problem]:
@@ -113,31 +159,64 @@ def _django_version(config: conf.Config) -> Iterator[Problem]:
         yield Problem("W006", message, "Upgrade to Django 5.2.13, 6.0.4 or later.")
 
 
-def _middleware_order(config: conf.Config) -> Iterator[Problem]:
+def _middleware(config: conf.Config) -> Iterator[Problem]:
     names = conf.middleware()
-    ours, users = "rlaas_django.middleware.RateLimitMiddleware", "AuthenticationMiddleware"
-    if ours not in names:
+    at = next((i for i, name in enumerate(names) if _is_ours(name)), None)
+    if at is None:
+        if config.rules:
+            message = f"RATE_LIMITER['MIDDLEWARE'] has rules, but MIDDLEWARE has no {OURS}: nothing applies them."
+            yield Problem("W007", message, "Add it to MIDDLEWARE, below AuthenticationMiddleware.")
         return
     ruled = {name for rule in config.rules for name in rule.policies}
     if not any(rule.matches_all for rule in config.rules):
         ruled.add(DEFAULT)
     by_user = sorted(name for name in ruled if config.policies[name].key in ("user", "user_or_ip"))
-    if by_user and any(name.endswith(users) for name in names[names.index(ours) :]):
+    users = "AuthenticationMiddleware"
+    if by_user and any(name.endswith(users) for name in names[at:]):
         listed = ", ".join(map(repr, by_user))
         message = f"RateLimitMiddleware comes before {users}, so users count by address under {listed}."
         yield Problem("W005", message, f"Put it below django.contrib.auth.middleware.{users} in MIDDLEWARE.")
+
+
+def _is_ours(middleware: str) -> bool:
+    if middleware == OURS:
+        return True
+    with contextlib.suppress(Exception):  # Django tells what is wrong with it
+        return issubclass(site_function(middleware), RateLimitMiddleware)
+    return False
+
+
+def _unreachable_rules(config: conf.Config) -> Iterator[Problem]:
+    for i, rule in enumerate(config.rules):
+        before = next((j for j, earlier in enumerate(config.rules[:i]) if earlier.covers(rule)), None)
+        if before is not None:
+            message = f"RATE_LIMITER['MIDDLEWARE'][{i}] is never reached: [{before}] matches all that it matches."
+            yield Problem("W008", message, "The first match applies: put the narrower rule before the wider one.")
 
 
 def _decorated_views(config: conf.Config) -> Iterator[Problem]:
     """Views are looked at once the URLs have imported them."""
     with contextlib.suppress(Exception):  # Django's own checks tell what is wrong with the URLs
         _ = get_resolver().url_patterns
+    uses = sorted(registry.limits_in_use(), key=lambda limits: limits.name)
+    yield from _definitions(uses, config)
+    for limits in uses:
+        known = [config.policies.get(each) if isinstance(each, str) else each for each in limits.policies]
+        for policy in (each for each in (*known, *limits.unnamed) if each is not None):
+            yield from _applied(limits.name, policy, limits.options["cost"], config)
+        for option, function in limits.options.items():
+            if isinstance(function, str):
+                yield from _function(f"{limits.name}: its {option}", function)
+
+
+def _definitions(uses: list[registry.Limits], config: conf.Config) -> Iterator[Problem]:
+    """Report policies that do not exist, or that have two definitions."""
     defined: dict[str, Policy] = dict(config.policies)
-    uses = [(limits.name, policy) for limits in registry.limits_in_use() for policy in limits.policies]
-    for view, policy in sorted(uses, key=lambda use: (use[0], str(use[1]))):
+    for view, policy in ((limits.name, policy) for limits in uses for policy in sorted(limits.policies, key=str)):
         if isinstance(policy, Policy):
             if policy.name not in defined:
                 yield from _large_log(policy, config)
+                yield from _key(policy)
             if defined.setdefault(policy.name, policy) != policy:
                 yield Problem(
                     "E012",
@@ -151,3 +230,16 @@ def _decorated_views(config: conf.Config) -> Iterator[Problem]:
                 f"{view} is limited by policy {policy!r}, which RATE_LIMITER['POLICIES'] does not have"
                 f"{nearest(policy, config.policies)}",
             )
+
+
+def _applied(view: str, policy: Policy, cost: Any, config: conf.Config) -> Iterator[Problem]:
+    """Report what works under other settings, or under another policy of that name."""
+    algo = policy.algo or config.algo
+    if policy.burst is not None and algo != TOKEN_BUCKET:
+        message = f"{view}: burst goes with {TOKEN_BUCKET!r}, and RATE_LIMITER['USE_ALGO'] is {algo!r}."
+        yield Problem("E014", message, f"Write algo={TOKEN_BUCKET!r}, or leave burst out.")
+    elif problem := cost_problem(cost, policy, algo):
+        yield Problem("E015", f"{view}, under policy {policy.name!r} ({policy.rate}): {problem}")
+
+
+CHECKS = (_cache, _policies, _all_proxies, _django_version, _middleware, _unreachable_rules, _decorated_views)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
+from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
@@ -135,6 +136,16 @@ def secret() -> bytes:
 
 def middleware() -> list[str]:
     return [*settings.MIDDLEWARE]
+
+
+def cache_aliases() -> list[str]:
+    return [*settings.CACHES]
+
+
+def require_app() -> None:
+    """Raise ImproperlyConfigured without the app: its checks, which would say so, are not registered."""
+    if apps.apps_ready and not apps.is_installed("rlaas_django"):
+        raise ImproperlyConfigured("Add 'rlaas_django' to INSTALLED_APPS: its system checks and templates need it.")
 
 
 _lock = threading.Lock()

@@ -12,10 +12,11 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.decorators import method_decorator
 
+from . import conf
 from .core import registry
 from .core.policy import DEFAULT, NAME, RATE_FORMS, KeyFunction, Policy, PolicyError, Rate, RateFunction, RateLike
 from .core.registry import Limits as LimitsInUse
-from .core.rules import with_head
+from .core.request_options import check_cost, check_function, cost_problem, parse_methods
 from .http.gate import aenter, enter
 from .http.limits import Limits
 from .http.responses import Respond
@@ -30,16 +31,16 @@ def rate_limit(
     rate: RateLike | RateFunction | None = None,
     key: str | KeyFunction | None = None,
     method: str | Iterable[str] | None = None,
-    cost: int | Callable[[HttpRequest], int] = 1,
+    cost: int | Callable[[HttpRequest], int] | str = 1,
     group: str | None = None,
     algo: str | None = None,
     burst: int | None = None,
     on_failure: str | None = None,
     block: bool = True,
     shadow: bool = False,
-    charge_when: Callable[[HttpResponseBase], Any] | None = None,
+    charge_when: Callable[[HttpResponseBase], Any] | str | None = None,
     charge_on_error: bool = True,
-    response: Respond | None = None,
+    response: Respond | str | None = None,
 ) -> Any:
     """Limit a view: by the default policy, by named ones, or by rates of its own.
 
@@ -54,7 +55,7 @@ def rate_limit(
     options = {option: value for option, value in given.items() if value is not None}
     applied = {
         "cost": cost,
-        "methods": None if method is None else with_head([method] if isinstance(method, str) else method),
+        "methods": None if method is None else parse_methods(method),
         "block": block,
         "response": response,
         "charge_when": charge_when,
@@ -94,17 +95,15 @@ class RateLimit:
     def __init__(self, rates: tuple[Any, ...], options: Options, group: str | None, applied: Options) -> None:
         self.rates = tuple(map(_parse, rates)) or (DEFAULT,)
         self.options, self.group, self.applied = options, group, applied
-        cost = applied["cost"]
-        if not callable(cost) and (type(cost) is not int or cost < 0):
-            raise PolicyError(f"The cost {cost!r} is not a whole number of at least 0, nor a function of a request.")
-        if iscoroutinefunction(cost):
-            raise PolicyError(f"The cost {cost!r} is an async function; write a plain one.")
+        _check_options(group, applied)
+        conf.require_app()
         self.views: dict[str, Limits] = {}  # by name
         self.named = tuple(rate for rate in self.rates if isinstance(rate, (str, Policy)))
         if (options or group) and self.named == self.rates:
-            words = ", ".join([*options, *(["group"] if group else [])])
-            raise PolicyError(f'{words}: these describe a rate, and there is none; write rate_limit("5/m", ...).')
-        self._policies(group or "view")
+            words = " and ".join([*options, *(["group"] if group else [])])
+            given = f"{', '.join(repr(str(each)) for each in rates)} names a policy" if rates else "there is none"
+            raise PolicyError(f"{words}: for a rate of the view's own, but {given}; {RATE_FORMS}.")
+        self._provisional = self._policies(group or "view")
         registry.sources.add(self)
 
     def __call__(self, view: Any) -> Any:
@@ -117,9 +116,10 @@ class RateLimit:
     def limits(self) -> list[LimitsInUse]:
         """Return the views with their policies, for the registry."""
         if self.views:
-            return [LimitsInUse(name, limits.policies) for name, limits in self.views.items()]
+            return [LimitsInUse(name, limits.policies, self.applied) for name, limits in self.views.items()]
         # method_decorator shows the view with its first request.
-        return [LimitsInUse("A method", self.named)] if self.named else []
+        unnamed = tuple(each for each in self._provisional if isinstance(each, Policy) and each not in self.named)
+        return [LimitsInUse("A method", self.named, self.applied, unnamed)]
 
     def limits_for(self, view: Any) -> Limits:
         """Return the limits of a view; they are kept, because method_decorator decorates anew for each request."""
@@ -155,7 +155,24 @@ class RateLimit:
         if len({str(policy) for policy in policies}) < len(policies):
             listed = ", ".join(map(str, self.rates))
             raise PolicyError(f"{listed}: two of these are the same policy, or two rates over the same window.")
+        for policy in policies:
+            if isinstance(policy, Policy) and (problem := cost_problem(self.applied["cost"], policy)):
+                raise PolicyError(f"{policy.rate}: {problem}")
         return tuple(policies)
+
+
+def _check_options(group: Any, applied: Options) -> None:
+    """Raise PolicyError for an option that is not about rates and has an invalid value."""
+    if not isinstance(group, str | None):
+        raise PolicyError(f"The group {group!r} is not text.")
+    for option in ("block", "charge_on_error"):
+        if type(applied[option]) is not bool:
+            raise PolicyError(f"{option} {applied[option]!r} is not True or False.")
+    check_cost(applied["cost"])
+    if applied["charge_when"] is not None:
+        check_function("charge_when", applied["charge_when"])
+    if applied["response"] is not None:
+        check_function("response", applied["response"], may_be_async=True)
 
 
 def _parse(limit: Any) -> Any:

@@ -23,6 +23,7 @@ class RateLimitMiddleware:
     async_capable = True
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        conf.require_app()
         self.get_response = get_response
         self.is_async = iscoroutinefunction(get_response)
         if self.is_async:

@@ -15,7 +15,7 @@ from rlaas_django.backend.pool import Pool
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
 from rlaas_django.backend.server import ConnectionOptions
 from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
-from rlaas_django.checks import check_proxies, check_settings
+from rlaas_django.checks import check_proxies, check_settings, check_shared_cache
 from rlaas_django.conf import POLICY_OPTIONS
 from rlaas_django.core import registry
 from rlaas_django.core.decision import Decision, Outcome, strictest
@@ -97,6 +97,7 @@ __all__ = [
     "check_plan",
     "check_proxies",
     "check_settings",
+    "check_shared_cache",
     "circuit_breaker",
     "client_address",
     "compile_policies",

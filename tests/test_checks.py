@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.http import HttpResponse
+from django.test import override_settings
+from django.utils.decorators import method_decorator
 
 from rlaas_django import Policy, rate_limit
-from tests.internals import check_proxies, check_settings
+from rlaas_django.middleware import RateLimitMiddleware
+from tests.http import ok
+from tests.internals import check_proxies, check_settings, check_shared_cache
 
 pytestmark = pytest.mark.usefixtures("no_views")
 
@@ -51,7 +56,9 @@ def test_an_invalid_rule_is_an_error(configure, rule, message):
     ("options", "code", "message"),
     [
         ({"MIDDLEWARE": {"path": "/"}}, "E008", "should be a list of rules"),
-        ({"MIDDLEWARE": [{"methods": [1]}]}, "E008", "methods [1] is not a list"),
+        ({"MIDDLEWARE": [{"methods": [1]}]}, "E008", "The HTTP method 1 is not known"),
+        ({"MIDDLEWARE": [{"methods": []}]}, "E008", "The method [] is neither text nor a list"),
+        ({"MIDDLEWARE": [{"methods": ["GET", "PSOT"]}]}, "E008", "method 'PSOT' is not known; did you mean 'POST'?"),
         ({"CACHE": ["default"]}, "E006", "should be text"),
         ({"PROXY_HEADER": "X-Real-IP"}, "E006", "'X-Forwarded-For', 'Forwarded' or None"),
         ({"ENABLED": "no"}, "E006", "should be True or False, not 'no'"),
@@ -121,6 +128,81 @@ def test_the_middleware_must_come_after_authentication_to_count_by_user(settings
     assert ([code for code, _ in found()] == ["W005"]) == warned
 
 
+@pytest.mark.parametrize("middleware", [[], [AUTHENTICATION], ["no.such.Middleware"]])
+def test_rules_without_the_middleware_are_a_warning(settings, configure, middleware):
+    settings.MIDDLEWARE = middleware
+    assert found() == []  # without rules
+    configure(MIDDLEWARE=[{"path": "/api/", "exempt": True}])
+    ((code, message),) = found()
+    assert code == "W007"
+    assert "MIDDLEWARE has no rlaas_django.middleware.RateLimitMiddleware" in message
+
+
+class OwnMiddleware(RateLimitMiddleware):
+    pass
+
+
+@pytest.mark.parametrize("ours", [OURS, "tests.test_checks.OwnMiddleware"])
+def test_the_middleware_may_be_a_subclass(settings, configure, ours):
+    settings.MIDDLEWARE = [AUTHENTICATION, ours]
+    configure(MIDDLEWARE=[{"path": "/api/", "exempt": True}])
+    assert found() == []
+
+
+REACHED = [
+    ([{"path": "/api/open"}, {"path": "/api"}, {"path": "/"}], []),
+    ([{"path": "/api", "methods": ["POST"]}, {"path": "/api"}], []),
+    ([{"path": "/api", "methods": ["GET"]}, {"path": "/api", "methods": ["GET", "POST"]}], []),
+    ([{"path": "/api"}, {"path": "/apiary"}], []),
+    ([{"path": "/api"}, {"regex": "^/api/"}, {}], []),
+    ([{"regex": "^/a"}, {"regex": "^/b"}, {"path": "/a"}], []),
+    ([{"path": "/"}, {"path": "/api"}], [(1, 0)]),
+    ([{}, {"regex": "^/api"}, {"methods": ["POST"]}], [(1, 0), (2, 0)]),
+    ([{"path": "/api/"}, {"path": "/api/v1", "methods": ["POST"]}], [(1, 0)]),
+    ([{"path": "/api", "methods": ["GET", "POST"]}, {"path": "/api/v1", "methods": ["HEAD"]}], [(1, 0)]),
+    ([{"path": "/x"}, {"regex": "^/a"}, {"regex": "^/a", "methods": ["POST"]}], [(2, 1)]),
+]
+
+
+@pytest.mark.parametrize(("rules", "unreachable"), REACHED)
+def test_a_rule_that_an_earlier_one_covers_is_a_warning(settings, configure, rules, unreachable):
+    settings.MIDDLEWARE = [OURS]
+    configure(MIDDLEWARE=[{**rule, "exempt": True} for rule in rules])
+    messages = [f"RATE_LIMITER['MIDDLEWARE'][{i}] is never reached: [{j}] matches" for i, j in unreachable]
+    assert [code for code, _ in found()] == ["W008"] * len(unreachable)
+    assert [message[: len(start)] for start, (_, message) in zip(messages, found(), strict=True)] == messages
+
+
+def cache(location, backend="django_redis.cache.RedisCache"):
+    options = {"SOCKET_TIMEOUT": 1} if "django_redis" in backend else {"socket_timeout": 1}
+    return {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}
+
+
+SERVER = "redis://127.0.0.1:6379"
+DJANGO = "django.core.cache.backends.redis.RedisCache"
+
+
+@pytest.mark.parametrize(
+    ("caches", "alias", "shared"),
+    [
+        ({"default": cache(f"{SERVER}/0")}, "default", True),
+        ({"default": cache(f"{SERVER}/0"), "limits": cache(f"{SERVER}/1")}, "limits", False),
+        ({"default": cache(f"{SERVER}/0"), "limits": cache(f"{SERVER}/1")}, "default", True),
+        ({"default": cache(f"{SERVER}/0"), "limits": cache(f"{SERVER}/0")}, "limits", True),
+        ({"default": cache(SERVER), "limits": cache(f"{SERVER}/0", DJANGO)}, "limits", True),
+        ({"default": cache("redis://127.0.0.1:6380/0"), "limits": cache(f"{SERVER}/0")}, "limits", False),
+        ({"default": cache("", "django.core.cache.backends.locmem.LocMemCache"), "limits": cache(SERVER)}, "limits", 0),
+        ({"default": cache("", "django.core.cache.backends.locmem.LocMemCache")}, "default", False),  # E007
+        ({"default": cache(SERVER)}, "defualt", False),  # E005
+    ],
+)
+def test_a_cache_that_the_site_uses_too_is_a_warning_of_check_deploy(settings, configure, caches, alias, shared):
+    settings.CACHES = caches
+    configure(CACHE=alias)
+    assert [message.id for message in check_shared_cache()] == ["rlaas_django.W009"] * shared
+    assert "W009" not in [code for code, _ in found()]
+
+
 def test_the_default_policy_does_not_matter_where_a_rule_matches_everything(settings, configure):
     settings.MIDDLEWARE = [OURS, AUTHENTICATION]
     configure(MIDDLEWARE=[{"path": "/", "exempt": True}])
@@ -183,6 +265,56 @@ def test_a_view_with_an_unknown_policy_is_an_error(configure):
     assert code == "E013"
     assert "test_a_view_with_an_unknown_policy_is_an_error" in message
     assert "did you mean 'search'?" in message
+
+
+@pytest.mark.parametrize("as_method", [False, True])
+def test_a_burst_without_token_bucket_is_an_error(configure, as_method):
+    limit = rate_limit("5/m", burst=9)
+    view = method_decorator(limit) if as_method else limit(lambda request: HttpResponse())
+    ((code, message),) = found()
+    assert code == "E014"
+    assert "burst goes with 'token-bucket-algo', and RATE_LIMITER['USE_ALGO'] is 'sliding-window-algo'" in message
+    configure(USE_ALGO="token-bucket-algo")
+    assert found() == []
+    assert view
+
+
+@pytest.mark.parametrize(("policy", "cost", "wrong"), [("small", 5, False), ("small", 6, True), ("large", 60, False)])
+def test_a_cost_over_the_limit_of_a_named_policy_is_an_error(configure, policy, cost, wrong):
+    bucket = {"rate": "5/m", "algo": "token-bucket-algo", "burst": 60}
+    configure(POLICIES={"small": {"rate": "5/m"}, "large": bucket})
+    view = rate_limit(policy, cost=cost)(lambda request: HttpResponse())
+    assert [code for code, _ in found()] == ["E015"] * wrong
+    assert view
+
+
+def test_a_cost_that_is_too_large_for_the_algorithm_is_an_error(configure):
+    view = rate_limit("20000/m", cost=10_001, group="g")(lambda request: HttpResponse())
+    assert [code for code, message in found() if "the cost 10001 is over 10000" in message] == ["E015"]
+    configure(USE_ALGO="sliding-window-compact-algo")
+    assert found() == []
+    assert view
+
+
+@pytest.mark.parametrize("option", ["cost", "charge_when", "response", "key"])
+@pytest.mark.parametrize(
+    ("path", "reason"), [("no.such.function", "cannot be imported"), ("math.pi", "not a callable")]
+)
+def test_a_dotted_path_of_a_decorator_that_is_no_function_is_an_error(option, path, reason):
+    view = rate_limit("5/m", **{option: path})(lambda request: HttpResponse())
+    ((code, message),) = found()
+    assert code == "E011"
+    assert f"its {option} '{path}'" in message
+    assert reason in message
+    assert view
+
+
+@override_settings(INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes"])
+@pytest.mark.parametrize("use", [lambda: rate_limit("5/m"), lambda: rate_limit(ok), lambda: RateLimitMiddleware(ok)])
+def test_without_the_app_a_decorator_and_the_middleware_are_an_error(use):
+    """Its checks are not registered, so that `manage.py check` cannot tell; but it imports the views."""
+    with pytest.raises(ImproperlyConfigured, match="Add 'rlaas_django' to INSTALLED_APPS"):
+        use()
 
 
 def test_manage_py_check_runs_them(configure, capsys):

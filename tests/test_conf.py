@@ -73,6 +73,10 @@ def test_the_error_for_an_unknown_policy_suggests_the_nearest(configure):
 MISTAKES = [
     ("5/m", "E001", "RATE_LIMITER should be a dict, not '5/m'."),
     ({"MAX_REQUEST": 5}, "E001", "RATE_LIMITER has no key 'MAX_REQUEST'; did you mean 'MAX_REQUESTS'?"),
+    ({"max_requests": 5}, "E001", "RATE_LIMITER has no key 'max_requests'; did you mean 'MAX_REQUESTS'?"),
+    ({"policies": {}}, "E001", "did you mean 'POLICIES'?"),
+    ({"POLICIES": {"a": {"Rate": "5/m"}}}, "E004", "is not a policy"),
+    ({"POLICIES": {"a": {"rate": "5/m", "KEY": "ip"}}}, "E004", "no option 'KEY'; did you mean 'key'?"),
     ({5: 5}, "E001", "RATE_LIMITER has no key 5"),
     ({"USE_ALGO": "fixed-windw-algo"}, "E002", "did you mean 'fixed-window-algo'?"),
     ({"USE_ALGO": None}, "E002", "algorithm None is not known"),

@@ -229,7 +229,7 @@ def test_a_cost_of_0_charges_nothing(site, client):
 
 
 def test_a_cost_over_the_limit_is_refused_without_retry_after(site):
-    site.serve(rate_limit("5/m", cost=6)(site.view(ok)))
+    site.serve(rate_limit("5/m", cost=lambda request: 6)(site.view(ok)))
     assert_refusal(site.get(), policies={"tests.http.ok": (5, 60)}, wait=None)
 
 
@@ -1074,6 +1074,25 @@ def test_an_inner_decorator_refuses_what_an_outer_one_only_annotated(site, clock
         (["5/m"], {"burst": 0, "algo": TOKEN_BUCKET}, "0"),
         (["5/m"], {"on_failure": "shut"}, "shut"),
         ([], {"key": "ip"}, "key"),
+        (["abc"], {"key": "ip"}, "'abc' names a policy"),
+        (["5"], {"group": "g"}, "'5' names a policy"),
+        (["5/m"], {"method": "PSOT"}, "'PSOT' is not known; did you mean 'POST'?"),
+        (["5/m"], {"method": ["GET", 5]}, "The HTTP method 5"),
+        (["5/m"], {"method": []}, "[]"),
+        (["5/m"], {"method": ""}, "''"),
+        (["5/m"], {"method": 5}, "5"),
+        (["5/m"], {"group": 5}, "5"),
+        (["5/m"], {"block": "no"}, "block 'no'"),
+        (["5/m"], {"charge_on_error": None}, "charge_on_error None"),
+        (["5/m"], {"charge_when": 401}, "charge_when 401"),
+        (["5/m"], {"charge_when": "401"}, "charge_when '401'"),
+        (["5/m"], {"charge_when": asorry}, "async function"),
+        (["5/m"], {"response": "later"}, "response 'later'"),
+        (["5/m"], {"response": HttpResponse()}, "response <HttpResponse"),
+        (["5/m"], {"cost": 6}, "5/m: the cost 6 exceeds 5"),
+        (["5/m", "10/h"], {"cost": 6}, "5/m: the cost 6 exceeds 5"),
+        (["5/m"], {"cost": 10, "algo": TOKEN_BUCKET, "burst": 9}, "the cost 10 exceeds 9"),
+        ([Policy("p", "5/m")], {"cost": 6}, "the cost 6 exceeds 5"),
         (["login"], {"algo": TOKEN_BUCKET}, "algo"),
         (["login"], {"shadow": True}, "shadow"),
         ([Policy("p", "5/m")], {"group": "g"}, "group"),
@@ -1091,6 +1110,21 @@ def test_a_mistake_is_an_error_at_import(arguments, options, text):
 def test_an_invalid_cost_is_an_error_at_import(cost):
     with pytest.raises(PolicyError, match="cost"):
         rate_limit("5/m", cost=cost)
+
+
+def two(request):
+    return 2
+
+
+def test_functions_may_be_given_by_their_dotted_path(site, clock):
+    site.own_body = True
+    here = f"{__name__}."
+    limit = rate_limit("5/m", cost=f"{here}two", response=f"{here}sorry", charge_when=f"{here}failed", group="g")
+    site.serve(limit(site.view(login)))
+    assert site.statuses(9, headers={"X-Password": "right"}) == [200] * 9
+    assert site.statuses(3) == [401, 401, 429]
+    assert site.get().json() == {"wait": 60.0, "policy": "g"}
+    assert charged(Policy("g", "5/m")) == 4
 
 
 def test_a_function_without_a_request_is_an_error():

@@ -42,12 +42,21 @@ async def test_the_python_of_the_documentation_runs(page, settings):
         before = set(names)
         exec(compile(block, page, "exec"), names)
         if "RATE_LIMITER = " in block:
-            settings.RATE_LIMITER = {"TIMEOUT": 20, **names["RATE_LIMITER"]}
             forget_limits()  # of other settings on this page
-            with override_settings(MIDDLEWARE=names.get("MIDDLEWARE", [])):
+            written = {name: names[name] for name in ("RATE_LIMITER", "CACHES", "MIDDLEWARE") if name in names}
+            with override_settings(**{"MIDDLEWARE": [], **written}):
                 assert check_settings() == []
+            settings.RATE_LIMITER = {"TIMEOUT": 20, **names["RATE_LIMITER"], "CACHE": "default"}
         for name in [name for name in names if name not in before]:
             await call_example(names[name])
+
+
+@pytest.mark.usefixtures("no_views")
+def test_the_checks_say_nothing_of_the_first_settings_of_the_readme():
+    names: dict = {}
+    exec(blocks(PAGES["README.md"])[0], names)
+    with override_settings(CACHES=names["CACHES"], RATE_LIMITER={}):
+        assert check_settings() == []
 
 
 async def call_example(view) -> None:

@@ -47,7 +47,7 @@ _UNITS = {
 _RATE = re.compile(rf"([0-9]{{1,16}})/(?=.)([0-9]{{0,16}})({'|'.join(_UNITS)})")
 MAX_NAME_LENGTH = 100
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
-_DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 class PolicyError(ValueError):
@@ -56,8 +56,9 @@ class PolicyError(ValueError):
 
 def nearest(word: object, known: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown word: `; did you mean 'search'?` when a known one is close."""
-    close = difflib.get_close_matches(str(word), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else "."
+    spelled = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(str(word).lower(), spelled, n=1)
+    return f"; did you mean {spelled[close[0]]!r}?" if close else "."
 
 
 def shown(value: object) -> str:
@@ -215,7 +216,7 @@ def is_key(key: object) -> bool:
     if not isinstance(key, str):
         return callable(key)
     prefixed = any(key.startswith(prefix) and len(key) > len(prefix) for prefix in KEY_PREFIXES)
-    return key in KEYS or prefixed or bool(_DOTTED_PATH.fullmatch(key))
+    return key in KEYS or prefixed or bool(DOTTED_PATH.fullmatch(key))
 
 
 def _is_hashable(value: object) -> bool:

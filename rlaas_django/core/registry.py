@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .policy import Policy
@@ -14,6 +14,8 @@ class Limits(NamedTuple):
 
     name: str  # of the view
     policies: tuple[str | Policy, ...]
+    options: Mapping[str, Any]  # `cost`, `charge_when`, `response`, as they are written
+    unnamed: tuple[Policy, ...] = ()  # of a view that is not known yet, so that they have no name of their own
 
 
 # Decorators, whose `limits()` are the views that they limit. Weak, so that the views of a test are gone with the test.

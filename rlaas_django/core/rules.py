@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .policy import DEFAULT, Policy, PolicyError, nearest
+from .request_options import parse_methods
 
 OPTIONS = ("path", "regex", "methods", "policies", "exempt")
 
@@ -23,21 +24,28 @@ class Rule:
 
     @property
     def matches_all(self) -> bool:
-        return self.methods is None and self.regex is None and self.path in (None, "/")
+        return self.methods is None and self._matches_all_paths
+
+    @property
+    def _matches_all_paths(self) -> bool:
+        return self.regex is None and self.path in (None, "/")
+
+    def covers(self, other: Rule) -> bool:
+        """Return whether this rule matches all that another one matches, as far as can be told from a regex."""
+        if self.methods is not None and (other.methods is None or not other.methods <= self.methods):
+            return False
+        if self.regex is not None or other.regex is not None:
+            return self._matches_all_paths or self.regex == other.regex
+        return self._matches_all_paths or (other.path is not None and self._matches_path(other.path))
 
     def matches(self, path: str, method: str | None) -> bool:
-        if self.methods is not None and method not in self.methods:
-            return False
+        return (self.methods is None or method in self.methods) and self._matches_path(path)
+
+    def _matches_path(self, path: str) -> bool:
         if self.regex is not None:
             return self.regex.search(path) is not None
         # By whole segments: a rule for /health does not match /healthcare.
         return self.path is None or path == self.path or path.startswith(self.path.rstrip("/") + "/")
-
-
-def with_head(methods: Iterable[str]) -> frozenset[str]:
-    """Return methods as they are matched; HEAD runs the view of GET, and would be a way around its limit."""
-    upper = {method.upper() for method in methods}
-    return frozenset(upper | {"HEAD"} if "GET" in upper else upper)
 
 
 def refuse_unknown(options: Mapping[str, Any], known: tuple[str, ...]) -> None:
@@ -60,10 +68,10 @@ def parse_rule(entry: Any, policies: Mapping[str, Policy]) -> Rule:
         raise PolicyError(f"regex {regex!r} is not text.")
     if path is not None and regex is not None:
         raise PolicyError("a rule has a path or a regex, not both.")
-    if not isinstance(methods, list | tuple | None) or not all(isinstance(method, str) for method in methods or ()):
+    if not isinstance(methods, list | tuple | None):
         raise PolicyError(f'methods {methods!r} is not a list; write ["POST"].')
     pattern = None if regex is None else re.compile(regex)
-    return Rule(path, pattern, None if methods is None else with_head(methods), _parse_policies(entry, policies))
+    return Rule(path, pattern, None if methods is None else parse_methods(methods), _parse_policies(entry, policies))
 
 
 def _parse_policies(entry: Mapping[str, Any], policies: Mapping[str, Policy]) -> tuple[str, ...]:

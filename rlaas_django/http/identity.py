@@ -30,7 +30,7 @@ class RequestIdentity(Mapping[Any, Any]):
     def call_key_function(self, key: str | KeyFunction) -> None:
         """Call the site's key function, if the key is one."""
         if key_kind(key) == "key":
-            function = key_function(key)
+            function = site_function(key)
             name = function(self.request)
             if name is not None and (isinstance(name, bool) or not isinstance(name, (str, int, UUID))):
                 kind = type(name).__name__
@@ -72,10 +72,9 @@ class RequestIdentity(Mapping[Any, Any]):
         return 3
 
 
-@lru_cache(maxsize=256)
-def key_function(key: str | KeyFunction) -> KeyFunction:
-    """Return a key function, importing its dotted path."""
-    return import_string(key) if isinstance(key, str) else key
+def site_function(value: Any) -> Any:
+    """Return a function of the site, importing its dotted path; any other value as it is."""
+    return import_string(value) if isinstance(value, str) else value
 
 
 def _user(request: HttpRequest) -> Name | None:

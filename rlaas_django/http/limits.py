@@ -15,6 +15,7 @@ from ..core import registry
 from ..core.keys import key_kind
 from ..core.policy import DEFAULT, Policy, PolicyError, Rate, shown
 from ..limiter.compiled import CompiledPolicySet, compile_policies
+from .identity import site_function
 from .responses import Respond
 
 
@@ -32,10 +33,10 @@ class Limits:
     """What a decorator or a rule of the middleware applies to a request."""
 
     policies: tuple[str | Policy, ...]
-    cost: int | Callable[[HttpRequest], int] = 1
+    cost: Any = 1  # or a function of the request, or its dotted path
     methods: frozenset[str] | None = None
     block: bool = True
-    response: Respond | None = None
+    response: Respond | None = None  # or a dotted path, as `charge_when`, until they are prepared
     charge_when: Callable[[HttpResponseBase], Any] | None = None
     charge_on_error: bool = True
 
@@ -46,6 +47,8 @@ class Limits:
     def prepare(self) -> Prepared:
         """Compile the policies, once per Config."""
         config = conf.config()
+        self.cost, self.response = site_function(self.cost), site_function(self.response)
+        self.charge_when = site_function(self.charge_when)
         policies = tuple(config.policy(each) if isinstance(each, str) else each for each in self.policies)
         fixed = bool(policies) and all(isinstance(policy.rate, Rate) for policy in policies)
         site = callable(self.cost) or any(key_kind(each.key) == "key" or callable(each.rate) for each in policies)

@@ -220,6 +220,7 @@ SITE = """
 from django.conf import settings
 from rlaas_django.testing import embedded_redis
 settings.configure(CACHES={"default": embedded_redis()}, ROOT_URLCONF="tests.test_testing", ALLOWED_HOSTS=["*"],
+    INSTALLED_APPS=["rlaas_django"],
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}, USE_TZ=True)
 """
 

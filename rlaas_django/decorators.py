@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction
@@ -18,7 +19,7 @@ from .core.policy import DEFAULT, NAME, RATE_FORMS, KeyFunction, Policy, PolicyE
 from .core.registry import Limits as LimitsInUse
 from .core.request_options import check_cost, check_function, cost_problem, parse_methods
 from .http.gate import aenter, enter
-from .http.limits import Limits
+from .http.limits import Limits, decorated
 from .http.responses import Respond
 from .http.view_names import owner_of, policy_name, view_name
 
@@ -86,6 +87,8 @@ def _bare(function: View) -> View:
             return RateLimit((function,), {}, None, _DEFAULTS)(args[0])
         return limited(*args, **kwargs)
 
+    if limited in decorated:
+        decorated[either] = decorated[limited]
     return either
 
 
@@ -201,6 +204,8 @@ def _limited_function(view: View, limits: Limits) -> View:
             request = args[0] if args and hasattr(args[0], "META") else _request(args, kwargs)
             return run(limits, request, view, *args, **kwargs)
 
+    if isinstance(view, FunctionType):  # not for method_decorator, which decorates anew for each request
+        decorated[limited] = limits, view
     return limited
 
 

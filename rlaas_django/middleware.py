@@ -12,8 +12,8 @@ from django.http.response import HttpResponseBase
 
 from . import conf
 from .core.policy import DEFAULT
-from .http.gate import aenter, enter
-from .http.limits import Limits
+from .http.gate import aenter, enter, reach_view
+from .http.limits import Limits, with_limits_of_view
 
 
 class RateLimitMiddleware:
@@ -28,13 +28,15 @@ class RateLimitMiddleware:
         self.is_async = iscoroutinefunction(get_response)
         if self.is_async:
             markcoroutinefunction(self)
+            self.process_view = reach_view
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         run: Any = aenter if self.is_async else enter
         matching = (rule.policies for rule in conf.config().rules if rule.matches(request.path_info, request.method))
-        return run(_limits(next(matching, (DEFAULT,))), request, self.get_response, request)  # type: ignore[no-any-return]
+        limits = with_limits_of_view(_limits(next(matching, (DEFAULT,))), request)
+        return run(limits, request, self.get_response, request)  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=256)
 def _limits(policies: tuple[str, ...]) -> Limits:
-    return Limits(policies)
+    return Limits(policies, before_view=False)

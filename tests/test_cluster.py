@@ -26,11 +26,12 @@ from redis.crc import key_slot
 
 import rlaas_django
 import tests.urls  # noqa: F401  (its view is known to the panel as soon as it is imported)
-from rlaas_django import Policy, acheck, backend, check, peek, refund, reset
+from rlaas_django import Policy, acheck, areset, backend, check, peek, refund, reset
 from rlaas_django.admin import panel
 from rlaas_django.models import Override
 from rlaas_django.testing import reset_all
 from tests import traffic
+from tests.cancellation import MOMENTS, assert_soon_charged, cancelled
 from tests.deployments import HOST, Cluster, Node, wait_until
 from tests.faults import Garbage, TLSProxy
 from tests.internals import (
@@ -261,6 +262,24 @@ def test_shadow_policies_in_other_slots_are_the_same_as_on_a_single_server(clust
         results[alias] = [*(limiter.check(ANN, policies) for _ in range(4)), limiter.peek(ANN, policies)]
     assert results["default"] == results["single"]
     assert [decision.allowed for decision in results["default"]] == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_check_across_slots_that_is_cancelled_leaves_nothing_charged(cluster, refused):
+    policies = [Policy(f"by-{key}", (5, YEAR), key=key) for key in ("user", "ip", "token")]
+    used = 5 if refused else 0
+    await acheck(ANN, policies[-1], cost=used)
+    for moment in MOMENTS:
+        for n in itertools.count():
+            if not await cancelled(acheck(ANN, policies), n, moment):
+                break
+            for policy, units in zip(policies, (0, 0, used), strict=True):
+                await assert_soon_charged(ANN, policy, units, f"{moment}, wait {n}")
+        assert n > 2
+        for policy in policies[:2]:
+            await areset(ANN, policy)
+        if not refused:
+            await areset(ANN, policies[-1])
 
 
 REQUESTS = 10_000

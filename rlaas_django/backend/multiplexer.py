@@ -2,8 +2,8 @@
 
 A worker task owns the connection: commands that arrive while it waits for replies go out together in the next batch,
 and replies, which come in order, go to the futures of their callers. A caller that is cancelled disturbs nobody: its
-reply is read and dropped. With 32 commands in flight this takes a tenth of the time of `redis.asyncio`, which has a
-connection for each (benchmarks/in_flight.py).
+reply is read and goes to `Call.abandon`. With 32 commands in flight this takes a tenth of the time of `redis.asyncio`,
+which has a connection for each (benchmarks/in_flight.py).
 """
 
 from __future__ import annotations
@@ -90,8 +90,11 @@ class Multiplexer:
         await connection.send_packed_command([call.packed for call, _ in self._batch], check_health=False)
         for call, future in self._batch:
             replies = [await self._read_reply() for _ in range(call.replies)]
-            if not future.done():
-                future.set_result(replies if call.replies > 1 else replies[0])
+            reply = replies if call.replies > 1 else replies[0]
+            if future.done():
+                call.abandon(reply)
+            else:
+                future.set_result(reply)
         self._last_use = self.loop.time()
 
     async def _read_reply(self) -> Any:

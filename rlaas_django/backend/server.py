@@ -131,7 +131,13 @@ class Server:
             return self.send(call)
         loop = asyncio.get_running_loop()
         multiplexer = self._multiplexers.get((self, loop)) or self._open_multiplexer(loop)
-        reply = await multiplexer.execute(call)
+        future = multiplexer.execute(call)
+        try:
+            reply = await future
+        except asyncio.CancelledError:
+            if not future.cancelled():  # the reply came in the same turn of the loop
+                call.abandon(future.result())
+            raise
         if type(reply) is not list or self.breaker.error is not None or call.replies > 1:
             self._record_reply(reply)
         return reply

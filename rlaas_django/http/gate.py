@@ -6,6 +6,7 @@ that several of them name is charged once, and a refusal refunds what limits bef
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -31,14 +32,14 @@ STATE = "_rate_limit_state"  # the attribute of a request with what was decided 
 class RequestState:
     """What was decided about a request so far."""
 
-    __slots__ = ("_requests", "checked", "decision", "log_suppressed", "outcomes")
+    __slots__ = ("_requests", "checked", "decision", "log_suppressed", "outcomes", "view_reached")
 
     def __init__(self, request: HttpRequest) -> None:
         self._requests: list[Any] = [request]  # Django REST framework wraps the request in one of its own
         self.checked: list[tuple[Decision, int]] = []  # with the cost
         self.outcomes: dict[str, Outcome] = {}  # by policy
         self.decision: Decision | None = None  # of all policies
-        self.log_suppressed = False
+        self.log_suppressed = self.view_reached = False
         setattr(request, STATE, self)
 
     def add_request(self, request: HttpRequest) -> None:
@@ -67,6 +68,12 @@ class RequestState:
         elif refusing:
             self.log_suppressed = log.logger.isEnabledFor(logging.WARNING)
         return bool(refusing)
+
+    def refund_cancelled(self) -> None:
+        """Refund what a cancelled request was charged, unless its view has begun."""
+        if not self.view_reached:
+            for decision, _ in self.checked:
+                limiter.refund_later(decision.receipts)
 
     def refunded(self, decision: Decision, cost: int) -> None:
         """Update the figures that a client sees."""
@@ -155,18 +162,17 @@ def enter(
                 signals.send(signals.rate_limited, request=request, decision=gate.decision)
     refusal = gate.refusal()
     if refusal is not None:
-        for decision, cost in gate.to_refund():
-            _refund(gate, decision, cost)
+        _refund(gate, gate.to_refund())
         return gate.finish(responses.respond(gate.response, request, refusal), refusal)
     try:
         response = view(*args, **kwargs)
     except Exception:
         if not limits.charge_on_error and gate.decision is not None:
-            _refund(gate, gate.decision, cost)
+            _refund(gate, [(gate.decision, cost)])
         raise
     if isinstance(response, HttpResponseBase):  # otherwise Django tells the view's author
         if limits.charge_when is not None and gate.decision is not None and not limits.charge_when(response):
-            _refund(gate, gate.decision, cost)
+            _refund(gate, [(gate.decision, cost)])
         responses.add_headers(response, gate.state.decision)
     return response
 
@@ -176,28 +182,38 @@ async def aenter(
 ) -> HttpResponseBase:
     """As `enter`, natively async."""
     gate = Gate(limits, request)
-    if gate.prepared is not None:
-        identity, policy_set, cost = await _aresolve(gate, gate.prepared)
-        if policy_set is not None:
-            gate.decision = await limiter.acheck(identity, policy_set, cost=cost)
-            if gate.state.record(gate.decision, cost, block=limits.block):
-                await signals.asend(signals.rate_limited, request=request, decision=gate.decision)
-    refusal = gate.refusal()
-    if refusal is not None:
-        for decision, cost in gate.to_refund():
-            await _arefund(gate, decision, cost)
-        return gate.finish(await responses.arespond(gate.response, request, refusal), refusal)
+    gate.state.view_reached = False  # other limits before these may have called us as their view
     try:
+        if gate.prepared is not None:
+            identity, policy_set, cost = await _aresolve(gate, gate.prepared)
+            if policy_set is not None:
+                gate.decision = await limiter.acheck(identity, policy_set, cost=cost)
+                if gate.state.record(gate.decision, cost, block=limits.block):
+                    await signals.asend(signals.rate_limited, request=request, decision=gate.decision)
+        refusal = gate.refusal()
+        if refusal is not None:
+            await _arefund(gate, gate.to_refund())
+            return gate.finish(await responses.arespond(gate.response, request, refusal), refusal)
+        gate.state.view_reached = limits.before_view
         response = await view(*args, **kwargs)
+    except asyncio.CancelledError:
+        gate.state.refund_cancelled()
+        raise
     except Exception:
         if not limits.charge_on_error and gate.decision is not None:
-            await _arefund(gate, gate.decision, cost)
+            await _arefund(gate, [(gate.decision, cost)])
         raise
     if isinstance(response, HttpResponseBase):
         if limits.charge_when is not None and gate.decision is not None and not limits.charge_when(response):
-            await _arefund(gate, gate.decision, cost)
+            await _arefund(gate, [(gate.decision, cost)])
         responses.add_headers(response, gate.state.decision)
     return response
+
+
+async def reach_view(request: HttpRequest, *_: Any) -> None:
+    """Note that the view of a request begins: the middleware's `process_view`, under ASGI."""
+    if (state := getattr(request, STATE, None)) is not None:
+        state.view_reached = True
 
 
 async def _aresolve(gate: Gate, prepared: Prepared) -> Resolved:
@@ -211,16 +227,18 @@ async def _aresolve(gate: Gate, prepared: Prepared) -> Resolved:
     return gate.resolve(prepared)
 
 
-def _refund(gate: Gate, decision: Decision, cost: int) -> None:
-    with suppress(UnavailableError):  # what was charged ends with its window
-        if limiter.refund(decision):
-            gate.state.refunded(decision, cost)
+def _refund(gate: Gate, charges: list[tuple[Decision, int]]) -> None:
+    for decision, cost in charges:
+        with suppress(UnavailableError):  # what was charged ends with its window
+            if limiter.refund(decision):
+                gate.state.refunded(decision, cost)
 
 
-async def _arefund(gate: Gate, decision: Decision, cost: int) -> None:
-    with suppress(UnavailableError):
-        if await limiter.arefund(decision):
-            gate.state.refunded(decision, cost)
+async def _arefund(gate: Gate, charges: list[tuple[Decision, int]]) -> None:
+    for decision, cost in charges:
+        with suppress(UnavailableError):
+            if await limiter.arefund(decision):
+                gate.state.refunded(decision, cost)
 
 
 def _log(request: HttpRequest, outcome: Outcome, block: bool) -> None:

@@ -1,14 +1,16 @@
-"""The limits of a view or of a middleware rule, compiled once per Config."""
+"""The limits of a view or of a middleware rule, compiled once per Config, and decided together where they can be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
+from django.urls import Resolver404, resolve
 
 from .. import conf, log
 from ..core import registry
@@ -17,6 +19,12 @@ from ..core.policy import DEFAULT, Policy, PolicyError, Rate, shown
 from ..limiter.compiled import CompiledPolicySet, compile_policies
 from .identity import site_function
 from .responses import Respond
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+# The functions that @rate_limit returned, with their limits and the views below. By the function, not by an attribute
+# of it: other decorators copy attributes, and they decide whether the limits below them apply.
+decorated: WeakKeyDictionary[Callable[..., Any], tuple[Limits, Callable[..., Any]]] = WeakKeyDictionary()
 
 
 class Prepared(NamedTuple):
@@ -39,6 +47,7 @@ class Limits:
     response: Respond | None = None  # or a dotted path, as `charge_when`, until they are prepared
     charge_when: Callable[[HttpResponseBase], Any] | None = None
     charge_on_error: bool = True
+    before_view: bool = True  # False for rules of the middleware: other middleware runs between them and the view
 
     def __post_init__(self) -> None:
         if self.charge_when is not None or not self.charge_on_error:
@@ -55,6 +64,47 @@ class Limits:
         user = site or any(policy.key in ("user", "user_or_ip") for policy in policies)
         config.derived[self] = prepared = Prepared(policies, compile_policies(policies) if fixed else None, user, site)
         return prepared
+
+    @property
+    def joinable(self) -> bool:
+        """Whether other limits can be decided in the same call: all of them are charged, or refused in the same way."""
+        plain = self.block and self.response is None and self.charge_when is None and self.charge_on_error
+        return plain and bool(self.policies) and not self.prepare().calls_site_functions
+
+
+def with_limits_of_view(limits: Limits, request: HttpRequest) -> Limits:
+    """Return the limits of a rule with those of the view's decorators, so that one call decides them all."""
+    if not decorated:
+        return limits
+    every, derived = (limits, *_limits_of_view(request)), conf.config().derived
+    if len(every) == 1:
+        return limits
+    return derived.get(every) or derived.setdefault(every, _join(every))  # type: ignore[no-any-return]
+
+
+def _limits_of_view(request: HttpRequest) -> Iterator[Limits]:
+    """Return the limits that are certain to apply: of decorators above all others."""
+    try:
+        view = resolve(request.path_info, getattr(request, "urlconf", None)).func
+    except Resolver404:
+        return
+    if request.method not in SAFE_METHODS and not getattr(view, "csrf_exempt", False):
+        return  # or another site could use up its visitors' limits, by requests that Django rejects before the view
+    while (found := decorated.get(view)) is not None:
+        limits, view = found
+        if limits.methods is None or request.method in limits.methods:
+            yield limits
+
+
+def _join(every: tuple[Limits, ...]) -> Limits:
+    """Return the first limits with the policies of the others, up to those that have to be decided by themselves."""
+    policies: dict[str, str | Policy] = {}
+    for limits in every:
+        if not limits.joinable or limits.cost != every[0].cost:
+            break
+        for policy in limits.policies:
+            policies.setdefault(str(policy), policy)
+    return replace(every[0], policies=tuple(policies.values())) if policies else every[0]
 
 
 def with_fixed_rates(policies: tuple[Policy, ...], request: HttpRequest) -> tuple[Policy, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import product
 from time import monotonic
@@ -17,9 +18,27 @@ from ..core.keys import Identity, counter_key
 from ..core.policy import ALGORITHMS, DEFAULT, Policies, Policy
 from . import fallback
 from .compiled import Check, CompiledPolicySet, compile_policies, plan
-from .fallback import LocalReceipt
+from .refunds import arefund, arefund_all, refund, refund_abandoned, refund_all, refund_later
 from .refusal_cache import RefusalCache, cached_refusals
 from .slots import SlotCheck
+
+__all__ = [
+    "acheck",
+    "acheck_each",
+    "apeek",
+    "arefund",
+    "areset",
+    "check",
+    "check_each",
+    "peek",
+    "peek_each",
+    "plan",
+    "refund",
+    "refund_later",
+    "refund_units",
+    "reset",
+    "unlimited",
+]
 
 
 def check(identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1) -> Decision:
@@ -47,18 +66,19 @@ def check(identity: Identity, policy: Policies | CompiledPolicySet = None, *, co
 
 
 async def acheck(identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1) -> Decision:
-    """As `check`, natively async."""
+    """As `check`, natively async. If the caller is cancelled, what was charged is refunded."""
     planned = plan(identity, policy, cost)
     policy_set, refusals, started = planned.policy_set, conf.config().derived.get(RefusalCache), monotonic()
     if refusals is not None and (cached := refusals.find(planned)) is not None:
         return cached  # type: ignore[no-any-return]
+    planned.on_abandoned = refund_abandoned
     if not policy_set.in_one_call:
         return await _adecide(planned)
     try:
         decision = planned.read(await backend.aexecute(policy_set.topology, policy_set.call(planned)))
     except UnavailableError as error:
         decision = fallback.decide_all(planned)
-        await signals.asend(signals.backend_failed, error=error, decision=decision)
+        await _asend_failed(error, decision)
         return decision
     if not decision.allowed:
         cached_refusals().store(planned, decision, started)
@@ -100,35 +120,6 @@ def peek(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decis
 async def apeek(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
     """As `peek`, natively async."""
     return await _adecide(plan(identity, policy, cost, charge=False))
-
-
-def refund(decision: Decision) -> bool:
-    """Refund what a decision charged, once; return False when there is nothing (more) to refund.
-
-    A unit that has left its window meanwhile is not refunded a second time.
-    """
-    refunded, error = 0, None
-    for receipt in _take_receipts(decision):
-        try:
-            refunded += _refund(receipt)
-        except UnavailableError as failure:
-            error = failure  # in a cluster, other slots may be available
-    if error is not None:
-        raise error
-    return refunded > 0
-
-
-async def arefund(decision: Decision) -> bool:
-    """As `refund`, natively async."""
-    refunded, error = 0, None
-    for receipt in _take_receipts(decision):
-        try:
-            refunded += await _arefund(receipt)
-        except UnavailableError as failure:
-            error = failure
-    if error is not None:
-        raise error
-    return refunded > 0
 
 
 def reset(identity: Identity, policy: Policies = None) -> int:
@@ -217,11 +208,11 @@ def _decide(planned: Check) -> Decision:
                 progress.add(part, backend.execute(topology, part.policy_set.call(part)))
         except UnavailableError as error:
             progress.fail(group, error)
-    for receipt in progress.refunds():
-        with suppress(UnavailableError):  # what was charged ends with its window
-            _refund(receipt)
-            if not isinstance(receipt, LocalReceipt):  # the figures are those after the refund
-                part = receipt[0].part(range(len(receipt[0].identities)), charge=False)
+    if receipts := progress.to_refund():
+        parts = progress.refunded_parts(receipts)
+        refund_all(receipts)
+        for part in parts:
+            with suppress(UnavailableError):
                 progress.add(part, backend.execute(topology, part.policy_set.call(part)))
     decision = progress.decision()
     if progress.error is not None:
@@ -233,52 +224,34 @@ async def _adecide(planned: Check) -> Decision:
     if not planned.policy_set.enabled:
         return fallback.decide_all(planned)
     progress, topology = SlotCheck(planned), planned.policy_set.topology
-    for group in progress.groups:
-        try:
-            if (part := progress.part(group)) is not None:
-                progress.add(part, await backend.aexecute(topology, part.policy_set.call(part)))
-        except UnavailableError as error:
-            progress.fail(group, error)
-    for receipt in progress.refunds():
-        with suppress(UnavailableError):
-            await _arefund(receipt)
-            if not isinstance(receipt, LocalReceipt):
-                part = receipt[0].part(range(len(receipt[0].identities)), charge=False)
+    try:
+        for group in progress.groups:
+            try:
+                if (part := progress.part(group)) is not None:
+                    progress.add(part, await backend.aexecute(topology, part.policy_set.call(part)))
+            except UnavailableError as error:
+                progress.fail(group, error)
+    except asyncio.CancelledError:
+        refund_later(progress.receipts)
+        raise
+    if receipts := progress.to_refund():
+        parts = progress.refunded_parts(receipts)
+        await arefund_all(receipts)
+        for part in parts:
+            with suppress(UnavailableError):
                 progress.add(part, await backend.aexecute(topology, part.policy_set.call(part)))
     decision = progress.decision()
     if progress.error is not None:
-        await signals.asend(signals.backend_failed, error=progress.error, decision=decision)
+        await _asend_failed(progress.error, decision)
     return decision
 
 
-def _take_receipts(decision: Decision) -> Iterator[Any]:
-    """Take a decision's receipts out of it, one by one: `pop` is atomic, so each is refunded by one caller."""
-    while True:
-        try:
-            yield decision.receipts.pop()
-        except IndexError:
-            return
-
-
-def _refund(receipt: Any) -> int:
-    if isinstance(receipt, LocalReceipt):
-        return receipt.refund()
-    check, reply = receipt
-    call = check.refund_call(reply)
-    # Not by the check's own topology: this may be a fork of its process, which must not use its connections.
-    refunded = 0 if call is None else sum(backend.execute(backend.topology(), call))
-    cached_refusals().invalidate(check.policy_set.names)
-    return int(refunded)
-
-
-async def _arefund(receipt: Any) -> int:
-    if isinstance(receipt, LocalReceipt):
-        return receipt.refund()
-    check, reply = receipt
-    call = check.refund_call(reply)
-    refunded = 0 if call is None else sum(await backend.aexecute(backend.topology(), call))
-    cached_refusals().invalidate(check.policy_set.names)
-    return int(refunded)
+async def _asend_failed(error: UnavailableError, decision: Decision) -> None:
+    try:
+        await signals.asend(signals.backend_failed, error=error, decision=decision)
+    except asyncio.CancelledError:
+        refund_later(decision.receipts)
+        raise
 
 
 def _reset_calls(policy_set: CompiledPolicySet, identity: Identity) -> list[Call]:

@@ -141,6 +141,7 @@ class Check(Call):
             charge,
         )
         self.script, self.key, self.replies, self.is_refund = policy_set.script, "", 1, False
+        self.on_abandoned = None
 
     @property
     def in_one_slot(self) -> bool:
@@ -152,7 +153,9 @@ class Check(Call):
         """Return the check of some of the policies: those whose counters are in one slot of a cluster."""
         policies = tuple([self.policy_set.policies[i] for i in indexes])
         identities = tuple([self.identities[i] for i in indexes])
-        return Check(compile_policies(policies), identities, self.unique, self.cost, charge)
+        part = Check(compile_policies(policies), identities, self.unique, self.cost, charge)
+        part.on_abandoned = self.on_abandoned
+        return part
 
     def read(self, reply: Any) -> Decision:
         """Return the decision that a script's reply means; UnavailableError when it is no reply of our scripts."""

@@ -10,6 +10,7 @@ from ..backend import UnavailableError
 from ..core.decision import Decision, Outcome
 from . import fallback
 from .compiled import Check
+from .fallback import LocalReceipt
 
 
 class SlotCheck:
@@ -20,7 +21,7 @@ class SlotCheck:
         self.groups = policy_set.topology.group_by_slot(policy_set.keys(check.identities))
         self.allowed = True
         self.error: UnavailableError | None = None
-        self._receipts: list[Any] = []
+        self.receipts: list[Any] = []
         self._outcomes: dict[str, Outcome] = {}  # by policy
         self._undecided: list[int] = []
         self._deadline = time.monotonic() + policy_set.topology.timeout
@@ -42,19 +43,24 @@ class SlotCheck:
         self.error = error
         self._undecided += group
 
-    def refunds(self) -> list[Any]:
+    def to_refund(self) -> list[Any]:
         """Decide what has no reply, and return what is to be refunded because a slot refused."""
         self._add(*fallback.decide(self.check, self._undecided, charge=self.check.charge and self.allowed))
         if self.allowed:
             return []
-        receipts, self._receipts = self._receipts, []
+        receipts, self.receipts = self.receipts, []
         return receipts
+
+    def refunded_parts(self, receipts: list[Any]) -> list[Check]:
+        """Return the checks that get the figures after the refund."""
+        charged = [receipt[0] for receipt in receipts if not isinstance(receipt, LocalReceipt)]
+        return [check.part(range(len(check.identities)), charge=False) for check in charged]
 
     def decision(self) -> Decision:
         ordered = tuple([self._outcomes[policy.name] for policy in self.check.policy_set.policies])
-        return Decision(self.allowed, ordered, self._receipts)
+        return Decision(self.allowed, ordered, self.receipts)
 
     def _add(self, outcomes: Sequence[Outcome], allowed: bool, receipts: list[Any]) -> None:
         self._outcomes.update({outcome.policy.name: outcome for outcome in outcomes})
         self.allowed = self.allowed and allowed
-        self._receipts += receipts
+        self.receipts += receipts

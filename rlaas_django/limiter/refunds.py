@@ -1,0 +1,104 @@
+"""Refunds of what checks charged, once each; those of cancelled requests run in tasks of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from .. import backend
+from ..backend import UnavailableError
+from ..core.decision import Decision
+from .compiled import Check
+from .fallback import LocalReceipt
+from .refusal_cache import cached_refusals
+
+Refunded = tuple[int, UnavailableError | None]  # units, and why others were not refunded
+
+_tasks: set[asyncio.Task[Refunded]] = set()  # an event loop keeps weak references only
+
+
+def refund(decision: Decision) -> bool:
+    """Refund what a decision charged, once; return False when there is nothing (more) to refund.
+
+    A unit that has left its window meanwhile is not refunded a second time.
+    """
+    return _is_refunded(refund_all(decision.receipts))
+
+
+async def arefund(decision: Decision) -> bool:
+    """As `refund`, natively async. The refund is made, even if the caller is cancelled meanwhile."""
+    return _is_refunded(await arefund_all(decision.receipts))
+
+
+def refund_all(receipts: list[Any]) -> Refunded:
+    """Refund what is not refunded yet: receipts are taken out of the list one by one."""
+    refunded, error = 0, None
+    for receipt in _take(receipts):
+        try:
+            refunded += receipt.refund() if isinstance(receipt, LocalReceipt) else _refund(*receipt)
+        except UnavailableError as failure:
+            error = failure  # in a cluster, other slots may be available
+    return refunded, error
+
+
+async def arefund_all(receipts: list[Any]) -> Refunded:
+    """As `refund_all`, natively async; a caller that is cancelled does not stop it."""
+    return await asyncio.shield(refund_later(receipts)) if receipts else (0, None)
+
+
+def refund_later(receipts: list[Any]) -> asyncio.Task[Refunded]:
+    """Refund in a task of its own: in one that was cancelled, the next `await` may be cancelled, too."""
+    task = asyncio.get_running_loop().create_task(_arefund_all(receipts))
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+    return task
+
+
+def refund_abandoned(check: Check, reply: Any) -> None:
+    """Refund what a check charged whose caller was cancelled before the reply came."""
+    if isinstance(reply, list):  # an error charged nothing
+        with suppress(UnavailableError):
+            refund_later(check.read(reply).receipts)
+
+
+async def _arefund_all(receipts: list[Any]) -> Refunded:
+    refunded, error = 0, None
+    for receipt in _take(receipts):
+        try:
+            refunded += receipt.refund() if isinstance(receipt, LocalReceipt) else await _arefund(*receipt)
+        except UnavailableError as failure:
+            error = failure
+    return refunded, error
+
+
+def _is_refunded(result: Refunded) -> bool:
+    refunded, error = result
+    if error is not None:
+        raise error
+    return refunded > 0
+
+
+def _take(receipts: list[Any]) -> Iterator[Any]:
+    """Take receipts out of their list: `pop` is atomic, so each is refunded by one caller."""
+    while True:
+        try:
+            yield receipts.pop()
+        except IndexError:
+            return
+
+
+def _refund(check: Check, reply: list[Any]) -> int:
+    call = check.refund_call(reply)
+    # Not by the check's own topology: this may be a fork of its process, which must not use its connections.
+    refunded = 0 if call is None else sum(backend.execute(backend.topology(), call))
+    cached_refusals().invalidate(check.policy_set.names)
+    return int(refunded)
+
+
+async def _arefund(check: Check, reply: list[Any]) -> int:
+    call = check.refund_call(reply)
+    refunded = 0 if call is None else sum(await backend.aexecute(backend.topology(), call))
+    cached_refusals().invalidate(check.policy_set.names)
+    return int(refunded)

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import html
 import time
+from datetime import datetime
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -23,7 +24,7 @@ from tests.internals import ALGORITHMS, identify
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.urls")]
 
-PAGES = ("changelist", "users", "refusals", "shadow", "overrides")
+PAGES = ("changelist", "clients", "refusals", "shadow", "overrides")
 ODD = ['a"b', "<script>alert(1)</script>", "a/b", "😀", "x" * 8000, "a\n\x1b[31mb", "100%", "a&b='c'", "{a}:b"]
 GONE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
 
@@ -107,7 +108,7 @@ def test_odd_identities_are_shown_escaped_and_can_be_reset(admin_client, odd):
     for _ in range(4):
         check(odd)
     encoded = identify(odd, Policy("default", "5/m"))
-    for page in (url("users", tab="active"), url("identity", id=encoded), url("users", q=encoded)):
+    for page in (url("clients", tab="active"), url("identity", id=encoded), url("clients", q=encoded)):
         body = admin_client.get(page).content.decode()
         assert "<script>alert" not in body
         assert "\x1b" not in body
@@ -116,10 +117,48 @@ def test_odd_identities_are_shown_escaped_and_can_be_reset(admin_client, odd):
     assert peek(odd).current_count == 0
 
 
+def test_names_and_addresses_of_users_need_the_permission_to_view_users(viewer, alice):
+    User.objects.filter(pk=alice.pk).update(first_name="Alicia", last_name="Keys")
+    request_as(alice, 5)
+    background.run(20)
+    page = viewer.get(url("identity", id=str(alice.pk))).content.decode()
+    assert "Alicia" not in page
+    assert "alice@example.com" not in page
+    found = [viewer.get(url("clients", q=text)).context["rows"] for text in ("alice@example", "alice")]
+    assert [bool(rows) for rows in found] == [False, True]
+    assert viewer.get(url("refusals", identity="alice@example.com")).context["found"] == 0
+    User.objects.get(username="viewer").user_permissions.add(Permission.objects.get(codename="view_user"))
+    page = viewer.get(url("identity", id=str(alice.pk))).content.decode()
+    assert "Alicia Keys" in page
+    assert "alice@example.com" in page
+    assert viewer.get(url("clients", q="alice@example")).context["rows"]
+    assert viewer.get(url("refusals", identity="alice@example.com")).context["found"] == 2
+
+
+def test_policies_without_usage_are_apart(admin_client, alice, configure):
+    configure(POLICIES={"used": {"rate": "5/h"}, **{f"unused-{i}": {"rate": "5/h"} for i in range(200)}})
+    check(alice.pk, "used")
+    context = admin_client.get(url("identity", id=str(alice.pk))).context
+    assert [row.outcome.policy for row in context["rows"]] == ["used"]
+    assert len(context["unused"]) >= 200
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_row_of_a_blocked_identity_says_so(admin_client, alice):
+    request_as(alice, 3)
+    act(admin_client, identity=str(alice.pk), action="block", hours="1", reason="spam")
+    request_as(alice, 1)
+    background.run(20)
+    for page in (url("clients"), url("clients", tab="active"), url("identity", id=str(alice.pk))):
+        body = admin_client.get(page).content.decode()
+        assert '<span class="rlaas-badge rlaas-badge-block">blocked</span>' in body
+        assert "100 %" not in body
+
+
 @pytest.mark.parametrize("text", ["alice", "ALICE", "alice@example", "example.com", "{pk}"])
 def test_search_finds_a_user_by_name_email_or_id(admin_client, alice, text):
     request_as(alice, 2)
-    rows = admin_client.get(url("users", q=text.format(pk=alice.pk))).context["rows"]
+    rows = admin_client.get(url("clients", q=text.format(pk=alice.pk))).context["rows"]
     assert (str(alice.pk), "page", 2) in [
         (r.identity.encoded, r.outcome.policy.name, r.outcome.current_count) for r in rows
     ]
@@ -129,7 +168,7 @@ def test_search_finds_a_user_by_name_email_or_id(admin_client, alice, text):
 @pytest.mark.parametrize(
     "text", ["a" * 50_001, "%" * 30_000, "ip=" + "a" * 50_000, "1" * 50_001], ids=lambda text: text[:4]
 )
-@pytest.mark.parametrize(("page", "field"), [("users", "q"), ("refusals", "identity"), ("refusals", "path")])
+@pytest.mark.parametrize(("page", "field"), [("clients", "q"), ("refusals", "identity"), ("refusals", "path")])
 def test_a_long_search_text_finds_nothing(admin_client, alice, page, field, text):
     request_as(alice, 2)
     response = admin_client.get(url(page, **{field: text}))
@@ -139,7 +178,7 @@ def test_a_long_search_text_finds_nothing(admin_client, alice, page, field, text
 
 def test_an_identity_is_found_by_its_long_text(admin_client):
     check("x" * 1000)
-    (row,) = admin_client.get(url("users", q="x" * 1000)).context["rows"]
+    (row,) = admin_client.get(url("clients", q="x" * 1000)).context["rows"]
     assert row.identity.encoded == identify("x" * 1000, Policy("default", "5/m"))
 
 
@@ -147,7 +186,7 @@ def test_an_identity_is_found_by_its_long_text(admin_client):
 def test_digits_that_are_no_primary_key_match_no_user(admin_client, admin_user, digits):
     check(digits)
     encoded = identify(digits, Policy("default", "5/m"))
-    for page in (url("users", tab="active"), url("identity", id=encoded), url("users", q=digits)):
+    for page in (url("clients", tab="active"), url("identity", id=encoded), url("clients", q=digits)):
         response = admin_client.get(page)
         assert response.status_code == 200
         assert not [row for row in response.context["rows"] if row.identity.encoded == encoded and row.identity.user]
@@ -155,7 +194,7 @@ def test_digits_that_are_no_primary_key_match_no_user(admin_client, admin_user, 
 
 @pytest.mark.parametrize("query", [{"since": "9" * 400}, {"cursor": "9" * 5000, "tab": "active"}])
 def test_long_numbers_in_a_query_are_ignored(admin_client, query):
-    assert admin_client.get(url("users" if "tab" in query else "refusals", **query)).status_code == 200
+    assert admin_client.get(url("clients" if "tab" in query else "refusals", **query)).status_code == 200
 
 
 def test_a_policy_with_a_rate_function_is_shown_after_its_first_refusal(admin_client, alice):
@@ -167,7 +206,7 @@ def test_a_policy_with_a_rate_function_is_shown_after_its_first_refusal(admin_cl
         view(request_of(alice))
     assert view(request_of(alice)).status_code == 429
     background.run(20)
-    (row,) = admin_client.get(url("users")).context["rows"]
+    (row,) = admin_client.get(url("clients")).context["rows"]
     assert (row.identity.user, row.outcome.policy, row.outcome.current_count, row.outcome.limit) == (
         alice,
         "plan",
@@ -185,15 +224,15 @@ def request_of(user):
 @pytest.mark.parametrize("text", ["2001:db8::1", "[2001:db8::1]:80", "2001:db8::2"])
 def test_search_finds_an_ipv6_address_by_its_network(admin_client, text):
     check({"ip": "2001:db8::1"}, Policy("default", "5/m"))
-    rows = admin_client.get(url("users", q=text)).context["rows"]
+    rows = admin_client.get(url("clients", q=text)).context["rows"]
     assert ("ip=2001%3Adb8%3A%3A%2F64", 1) in [(row.identity.encoded, row.outcome.current_count) for row in rows]
 
 
 def test_a_search_takes_one_script_call_for_all_policies(admin_client, alice, configure, client):
     configure(POLICIES={f"p{i}": {"rate": "5/m"} for i in range(20)})
-    admin_client.get(url("users", q="alice"))
+    admin_client.get(url("clients", q="alice"))
     client.config_resetstat()
-    admin_client.get(url("users", q="alice"))
+    admin_client.get(url("clients", q="alice"))
     assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
 
 
@@ -202,7 +241,7 @@ def test_the_number_of_queries_is_constant(admin_client, django_assert_max_num_q
     for user in users:
         check(user.pk)
     with django_assert_max_num_queries(6):
-        rows = admin_client.get(url("users", tab="active")).context["rows"]
+        rows = admin_client.get(url("clients", tab="active")).context["rows"]
     assert len(rows) >= 50
     assert all(row.identity.user for row in rows)
 
@@ -214,7 +253,7 @@ def test_the_pages_of_all_active_show_every_identity(admin_client, monkeypatch):
         check(f"user-{i}")
     seen, cursor, pages = set(), "0", 0
     while True:
-        page = admin_client.get(url("users", tab="active", cursor=cursor)).context
+        page = admin_client.get(url("clients", tab="active", cursor=cursor)).context
         seen |= {row.identity.encoded for row in page["rows"]}
         cursor, pages = str(page["cursor"]), pages + 1
         if cursor == "0":
@@ -227,7 +266,7 @@ def test_users_are_filtered_by_policy(admin_client, configure):
     configure(POLICIES={"a": {"rate": "5/m"}, "b": {"rate": "5/m"}})
     check("alice", ["a", "b", "default"])
     for name in ("a", "b", "default"):
-        rows = admin_client.get(url("users", tab="active", policy=name)).context["rows"]
+        rows = admin_client.get(url("clients", tab="active", policy=name)).context["rows"]
         assert [row.outcome.policy.name for row in rows] == [name]
 
 
@@ -236,7 +275,7 @@ def test_rows_can_be_sorted(admin_client, sort):
     for i, name in enumerate(("b", "a", "c")):
         for _ in range(i + 1):
             check(name)
-    rows = admin_client.get(url("users", tab="active", sort=sort)).context["rows"]
+    rows = admin_client.get(url("clients", tab="active", sort=sort)).context["rows"]
     if sort == "count":
         assert [row.identity.name for row in rows] == ["c", "a", "b"]
     if sort == "identity":
@@ -246,7 +285,7 @@ def test_rows_can_be_sorted(admin_client, sort):
 def test_a_refused_user_is_on_the_watch_list_and_the_refusal_is_explained(admin_client, alice):
     assert request_as(alice, 5) == [200, 200, 200, 429, 429]
     background.run(20)
-    (row,) = admin_client.get(url("users")).context["rows"]
+    (row,) = admin_client.get(url("clients")).context["rows"]
     assert (row.identity.user, row.outcome.policy, row.refused_today, row.percent) == (alice, "page", 2, 100)
     page = admin_client.get(url("identity", id=str(alice.pk)))
     (refusal, explanation), _ = page.context["refusals"]
@@ -333,7 +372,7 @@ class TestActions:
 
     @pytest.mark.parametrize("name", ["act", "end"])
     def test_actions_need_the_permission_to_change(self, viewer, name):
-        assert viewer.get(url("users")).status_code == 200
+        assert viewer.get(url("clients")).status_code == 200
         assert viewer.post(url(name), {"identity": "alice", "action": "reset", "confirmed": "on"}).status_code == 403
         assert 'name="action"' not in viewer.get(url("identity", id="alice")).content.decode()
 
@@ -369,6 +408,9 @@ class TestRefusals:
         lines = list(csv.reader(response.content.decode().splitlines()))
         assert lines[0][:4] == ["time", "policy", "identity", "method"]
         assert [line[1:5] for line in lines[1:]] == [["page", str(alice.pk), "GET", "/page/"]] * 2
+        times = [datetime.fromisoformat(line[0]) for line in lines[1:]]
+        assert all(each.tzinfo and not each.microsecond for each in times)
+        assert all(line[lines[0].index("retry_after")].isdecimal() for line in lines[1:])
 
 
 @pytest.mark.parametrize("path", ["=1+1", "+1", "-1", "@x", "\tx"])

@@ -430,7 +430,7 @@ def test_watched_active_and_searched_identities_are_found_on_any_node(cluster, a
     users = users_with_requests(5, count=8)
     assert len({cluster.owner(str(user.pk)) for user in users}) > 1
     wanted = {(str(user.pk), "page", 3, 2) for user in users}
-    for page in (url("users"), url("users", tab="active"), url("users", q="person-")):
+    for page in (url("clients"), url("clients", tab="active"), url("clients", q="person-")):
         rows = admin_pages.get(page).context["rows"]
         shown = [(r.identity.encoded, r.outcome.policy.name, r.outcome.current_count, r.refused_today) for r in rows]
         assert len(shown) == len(users)
@@ -453,7 +453,7 @@ def test_the_list_of_active_identities_scans_node_after_node_and_shows_each_once
         check(name)
     shown, cursor, pages = Counter(), "0", 0
     while True:
-        page = admin_pages.get(url("users", tab="active", cursor=cursor)).context
+        page = admin_pages.get(url("clients", tab="active", cursor=cursor)).context
         shown.update(row.identity.encoded for row in page["rows"])
         cursor, pages = str(page["cursor"]), pages + 1
         if cursor == "0":
@@ -590,7 +590,7 @@ def test_a_page_does_not_take_the_reply_of_another_node(strict, admin_pages):
             with pytest.raises(backend.UnavailableError):
                 backend.run_commands([("DBSIZE",)], server)
             time.sleep(wait)
-        assert admin_pages.get(url("users", tab="active")).status_code == 503
+        assert admin_pages.get(url("clients", tab="active")).status_code == 503
 
 
 # Masters that are replaced
@@ -611,14 +611,14 @@ def test_pages_find_a_new_master(lenient, admin_pages):
     """Also where no decision is made meanwhile."""
     for name in one_on_each(lenient):
         check(name)
-    assert admin_pages.get(url("users", tab="active")).status_code == 200
+    assert admin_pages.get(url("clients", tab="active")).status_code == 200
     master = lenient.masters()[0]
     assert master.client().set(f"{{{names_on(lenient, master)[0]}}}", 1, ex=60)
     assert master.client().wait(1, 30_000) >= 1  # the replica has this write, and so those before it
     master.kill()
     lenient.wait_for_failover()
-    wait_until(lambda: admin_pages.get(url("users", tab="active")).status_code == 200, "the page is available")
-    rows = admin_pages.get(url("users", tab="active")).context["rows"]
+    wait_until(lambda: admin_pages.get(url("clients", tab="active")).status_code == 200, "the page is available")
+    rows = admin_pages.get(url("clients", tab="active")).context["rows"]
     assert sorted(row.identity.encoded for row in rows) == sorted(one_on_each(lenient))
 
 

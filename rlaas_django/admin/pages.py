@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
+from django.contrib.auth import get_permission_codename, get_user_model
+from django.http import HttpRequest
 from django.utils import timezone
-from django.utils.formats import date_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -21,12 +22,12 @@ from ..core.text import printable
 from ..models import Override
 from ..stats import reader
 from ..stats.schema import Refusal
+from ..templatetags.rlaas_panel import with_zone
 from . import charts, panel
 from .actions import ActionForm
 from .text import describe, duration, grouped, local_time, search
 
 Context = dict[str, Any]
-Query = Mapping[str, str]  # the parameters of a GET request
 
 TOP = 10  # identities with the most refusals
 MAX_WATCHED = 200
@@ -44,7 +45,14 @@ ALGORITHM_NAMES = {
 }
 
 
-def overview(_query: Query) -> Context:
+def sees_users(request: HttpRequest) -> bool:
+    """Return whether staff may see the names and e-mail addresses of users, and find users by them."""
+    options, user = get_user_model()._meta, cast("Any", request.user)
+    names = [get_permission_codename(verb, options) for verb in ("view", "change")]
+    return any(user.has_perm(f"{options.app_label}.{name}") for name in names)
+
+
+def overview(_request: HttpRequest) -> Context:
     """Show the policies with their charts, the identities refused most, and the state of Redis."""
     policies = panel.policies()
     series = reader.minutes(policies)
@@ -66,13 +74,13 @@ def overview(_query: Query) -> Context:
     }
 
 
-def users(query: Query) -> Context:
+def clients(request: HttpRequest) -> Context:
     """Show identities with their usage: the watch list, all active ones, or a search."""
-    policies = panel.policies()
+    query, policies = request.GET, panel.policies()
     policy = query.get("policy") if query.get("policy") in policies else None
     text, sort = query.get("q", "").strip(), query.get("sort", "")
     context: Context = {
-        "title": _("Users"),
+        "title": _("Clients"),
         "columns": [_column(name, label, sort) for name, (label, _key) in COLUMNS.items()],
         "q": text,
         "policy": policy,
@@ -80,7 +88,7 @@ def users(query: Query) -> Context:
         "query": query,
     }
     if text:
-        context |= {"tab": "search", **_search(text, policy)}
+        context |= {"tab": "search", **_search(text, policy, by_email=sees_users(request))}
     elif query.get("tab") == "active":
         cursor = query.get("cursor", "0")
         page = panel.active(int(cursor) if cursor.isdecimal() and len(cursor) < 21 else 0, policy)
@@ -92,8 +100,8 @@ def users(query: Query) -> Context:
     return context
 
 
-def _search(text: str, policy: str | None) -> Context:
-    found = search(text)
+def _search(text: str, policy: str | None, *, by_email: bool) -> Context:
+    found = search(text, by_email=by_email)
     rows = [
         row
         for row in panel.identity_rows(*found)
@@ -107,14 +115,16 @@ def _search(text: str, policy: str | None) -> Context:
 
 def identity(encoded: EncodedIdentity, form: ActionForm | None = None) -> Context:
     """Show the usage, refusals and overrides of one identity, with the form of actions."""
-    rows = sorted(panel.identity_rows(encoded), key=lambda row: (-row.percent, row.outcome.policy.name))
-    found = [each for each in reader.refusals([row.outcome.policy.name for row in rows]) if each.identity == encoded]
+    every = sorted(panel.identity_rows(encoded), key=lambda row: (-row.percent, row.outcome.policy.name))
+    rows = [row for row in every if row.outcome.current_count or row.refused_today or row.override]
+    found = [each for each in reader.refusals([row.outcome.policy.name for row in every]) if each.identity == encoded]
     history = list(Override.objects.filter(identity=encoded)[:20])
     label = describe([encoded])[encoded]
     return {
         "title": label.name,
         "identity": label,
         "rows": rows,
+        "unused": [row for row in every if row not in rows],
         "refusals": [(refusal, _explain(refusal, history)) for refusal in found[:100]],
         "active": [override for override in history if override.is_active()],
         "ended": [override for override in history if not override.is_active()],
@@ -132,7 +142,7 @@ def _explain(refusal: Refusal, history: list[Override]) -> str:
         "count": refusal.count,
         "limit": refusal.limit,
         "window": duration(refusal.window),
-        "time": date_format(at, "H:i:s" if at.date() == timezone.localdate() else "j N, H:i:s"),
+        "time": with_zone(at),
         "request": f"{printable(refusal.method)} {printable(refusal.path)}",
     }
     for override in history:
@@ -150,10 +160,10 @@ def _explain(refusal: Refusal, history: list[Override]) -> str:
     return _("%(refusal)s, allowed again after %(wait)s") % {**words, "wait": duration(refusal.retry_after)}
 
 
-def refusal_log(query: Query) -> Context:
+def refusal_log(request: HttpRequest) -> Context:
     """Show the refusal log, filtered."""
-    policies = panel.policies()
-    found = _filtered(query, policies)
+    query, policies = request.GET, panel.policies()
+    found = _filtered(request, policies)
     shown = found[:MAX_REFUSALS]
     labels = describe({refusal.identity for refusal in shown})
     return {
@@ -177,12 +187,13 @@ def refusal_log(query: Query) -> Context:
     }
 
 
-def _filtered(query: Query, policies: Iterable[str]) -> list[Refusal]:
+def _filtered(request: HttpRequest, policies: Iterable[str]) -> list[Refusal]:
     """Return the refusals that match `policy`, `identity`, `path` and `since` (minutes) of the query, newest first."""
+    query = request.GET
     policy, path, since = (query.get(name, "") for name in ("policy", "path", "since"))
     oldest = timezone.now().timestamp() - 60 * int(since) if since.isdecimal() and len(since) < 9 else 0
     text = query.get("identity", "").strip()
-    identities = set(search(text))
+    identities = set(search(text, by_email=sees_users(request)))
     return [
         refusal
         for refusal in reader.refusals(policies, limit=MAX_FILTERED)
@@ -193,12 +204,14 @@ def _filtered(query: Query, policies: Iterable[str]) -> list[Refusal]:
     ]
 
 
-def write_csv(file: Any, query: Query) -> None:
+def write_csv(file: Any, request: HttpRequest) -> None:
     """Write the refusal log as CSV, filtered like the page."""
     writer = csv.writer(file)
     writer.writerow(CSV_COLUMNS)
-    for refusal in _filtered(query, panel.policies()):
-        values = {**asdict(refusal), "time": local_time(refusal.at).isoformat()}
+    for refusal in _filtered(request, panel.policies()):
+        wait = "" if refusal.retry_after is None else math.ceil(refusal.retry_after)  # as in the header Retry-After
+        time = local_time(refusal.at).isoformat(timespec="seconds")
+        values = {**asdict(refusal), "time": time, "retry_after": wait}
         writer.writerow([_cell(values[column]) for column in CSV_COLUMNS])
 
 
@@ -208,7 +221,7 @@ def _cell(value: object) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def shadow(_query: Query) -> Context:
+def shadow(_request: HttpRequest) -> Context:
     """Show what each shadow policy would have refused."""
     policies = {name: policy for name, policy in panel.policies().items() if policy.shadow}
     if not policies:
@@ -228,7 +241,7 @@ def shadow(_query: Query) -> Context:
     return {"title": _("Shadow policies"), "summaries": summaries}
 
 
-def overrides(_query: Query) -> Context:
+def overrides(_request: HttpRequest) -> Context:
     """Show the active overrides and those that ended, from the database, and whether Redis is available."""
     active = list(Override.objects.active())
     ended = list(Override.objects.exclude(pk__in=[override.pk for override in active])[:MAX_ENDED])

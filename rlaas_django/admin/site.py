@@ -44,7 +44,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Return the URLs of the panel, named `admin:rlaas_django_ratelimit_<name>`."""
         views: list[tuple[str, str, View]] = [
             ("", "changelist", self._page("overview", pages.overview)),
-            ("users/", "users", self._page("users", pages.users)),
+            ("clients/", "clients", self._page("clients", pages.clients)),
             ("identity/", "identity", self.identity),
             ("refusals/", "refusals", self._page("refusals", pages.refusal_log)),
             ("refusals.csv", "refusals_csv", self.refusals_csv),
@@ -56,8 +56,8 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         ]
         return [path(route, self._wrap(view), name=f"rlaas_django_ratelimit_{name}") for route, name, view in views]
 
-    def _page(self, name: str, context: Callable[[pages.Query], pages.Context]) -> View:
-        return lambda request: self._render(request, name, context(request.GET))
+    def _page(self, name: str, context: Callable[[HttpRequest], pages.Context]) -> View:
+        return lambda request: self._render(request, name, context(request))
 
     def _wrap(self, view: View) -> Any:
         """Require the permission to view, or to change, and respond with 503 while Redis is unavailable."""
@@ -78,7 +78,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Show one identity; any other text in its place is searched for."""
         encoded = EncodedIdentity(request.GET.get("id") or request.POST.get("identity", ""))
         if not is_encoded(encoded):
-            return self._redirect("users", **({"q": encoded} if encoded else {}))
+            return self._redirect("clients", **({"q": encoded} if encoded else {}))
         context = {**pages.identity(encoded, form), "live_url": _url(self.admin_site, "identity", id=encoded)}
         return self._render(request, "identity", context)
 
@@ -86,7 +86,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Download the refusal log, filtered like the page."""
         headers = {"Content-Disposition": 'attachment; filename="refusals.csv"'}
         response = HttpResponse(content_type="text/csv; charset=utf-8", headers=headers)
-        pages.write_csv(response, request.GET)
+        pages.write_csv(response, request)
         return response
 
     def change(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -146,6 +146,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 "page": name,
                 "live_url": request.get_full_path() if request.method == "GET" else "",
                 "can_change": self.has_change_permission(request),
+                "sees_users": pages.sees_users(request),
                 "user_page": self._user_page(request),
                 **context,
             },

@@ -75,23 +75,23 @@ def describe(identities: Iterable[str]) -> dict[str, IdentityLabel]:
     }
 
 
-def search(text: str) -> list[EncodedIdentity]:
+def search(text: str, *, by_email: bool) -> list[EncodedIdentity]:
     """Return the identities that match: users by name, ID or e-mail address, an IP address, or an encoded identity."""
     text = text.strip()
     if not text or len(text) > MAX_SEARCH:
         return []
-    found = [EncodedIdentity(encode(str(user.pk))) for user in _users(text)]
+    found = [EncodedIdentity(encode(str(user.pk))) for user in _users(text, by_email)]
     if parse_address(text) is not None:
         found.append(EncodedIdentity(f"ip={encode(counted_address(text, conf.config().encoding.ipv6_prefix))}"))
     found.append(EncodedIdentity(text if ("=" in text or "%" in text) and is_encoded(text) else encode(text)))
     return list(dict.fromkeys(found))
 
 
-def _users(text: str) -> Iterable[Any]:
+def _users(text: str, by_email: bool) -> Iterable[Any]:
     model: Any = get_user_model()
     email = getattr(model, "EMAIL_FIELD", "email")
     query = Q(**{f"{model.USERNAME_FIELD}__icontains": text})
-    if any(field.name == email for field in model._meta.fields):
+    if by_email and any(field.name == email for field in model._meta.fields):
         query |= Q(**{f"{email}__icontains": text})
     if (key := _primary_key(text)) is not None:
         query |= Q(pk=key)

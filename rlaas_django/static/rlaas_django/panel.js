@@ -1,9 +1,11 @@
 // Live refresh: fetches the part of a page that is marked data-live every two seconds, and changes only the nodes that
-// differ, so that focus, open details and the scroll position stay. Stops while paused, and while the tab is hidden.
+// differ, so that focus, open details and the scroll position stay. Waits longer after each failure, and stops while
+// paused and while the tab is hidden. The event "rlaas:refreshed" tells other scripts that nodes have changed.
 "use strict";
 {
   const INTERVAL = 2000; // ms
   const MAX_INTERVAL = 60000; // ms, between attempts while requests fail
+  const TYPING_PAUSE = 300; // ms, from the last key to the fetch of what a filter finds
   const STORAGE_KEY = "rlaas-paused";
 
   // Update the nodes that differ
@@ -17,6 +19,7 @@
       if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
       return;
     }
+    if (old.hasAttribute("data-live-keep")) return; // a script has made it what it is
     const countChanged = fresh.hasAttribute("data-count") && old.textContent !== fresh.textContent;
     for (const { name } of [...old.attributes]) {
       const opened = name === "open" && old.nodeName === "DETAILS";
@@ -63,6 +66,7 @@
     updateChildren(live, fresh);
     // Moving a row in the document removes the focus from it.
     if (focused !== document.activeElement && live.contains(focused)) focused.focus({ preventScroll: true });
+    live.dispatchEvent(new CustomEvent("rlaas:refreshed"));
   }
 
   // Fetch, and schedule the next fetch
@@ -75,21 +79,20 @@
     const when = controls.querySelector("[data-live-when]");
     const time = controls.querySelector("[data-live-time]");
     const button = controls.querySelector("[data-live-pause]");
+    // The page that says that Redis is unavailable waits for Redis.
+    const normalState = live.dataset.live === "unavailable" ? "waiting" : "live";
     let timer = null;
     let fetching = false;
     let failures = 0;
-    let stopped = false;
-    // The page that says that Redis is unavailable waits for Redis.
-    const normalState = live.dataset.live === "unavailable" ? "waiting" : "live";
-
-    const paused = () => button.getAttribute("aria-pressed") === "true";
+    let paused = false;
+    let changed = false; // the filter, since the last fetch: then it is fetched also while paused
 
     function setState(name) {
       // Write only changes: a screen reader announces each.
       if (controls.dataset.state === name) return;
       controls.dataset.state = name;
       state.textContent = controls.dataset[`text${name[0].toUpperCase()}${name.slice(1)}`];
-      live.classList.toggle("rlaas-stale", name === "late" || name === "stopped" || name === "unavailable");
+      live.classList.toggle("rlaas-stale", ["late", "signedout", "unavailable"].includes(name));
     }
 
     function setTime(at) {
@@ -99,55 +102,55 @@
 
     function schedule(wait) {
       clearTimeout(timer);
-      timer = paused() || stopped || document.hidden ? null : setTimeout(refresh, wait);
+      timer = (paused && !changed) || document.hidden ? null : setTimeout(refresh, wait);
     }
 
-    function stop() {
-      stopped = true;
-      button.hidden = true;
-      setState("stopped");
-    }
-
+    // Return the state after a response, and show what it contains.
     function apply(response, fresh) {
-      const name = fresh.dataset.live;
-      if (name === live.dataset.live) {
-        replaceContent(live, fresh);
-        setTime(fresh.dataset.liveAt);
-        setState(normalState);
-      } else if (response.status === 503) {
-        setState("unavailable"); // keep the old data
-      } else {
+      if (response.redirected) return "signedout";
+      if (response.status === 503 && fresh && live.dataset.live !== "unavailable") return "unavailable"; // keep the old data
+      if (!response.ok && response.status !== 503) return "late";
+      if (!fresh) return "late";
+      if (fresh.dataset.live !== live.dataset.live) {
         location.reload(); // Redis is available again: load the page that was requested
+        return normalState;
       }
+      replaceContent(live, fresh);
+      setTime(fresh.dataset.liveAt);
+      return normalState;
     }
 
     async function refresh() {
       if (fetching) return;
       fetching = true;
+      const wanted = changed;
+      changed = false;
       const began = performance.now();
+      let next = "late";
+      let retryAfter = 0;
       try {
         const response = await fetch(live.dataset.liveUrl, { headers: { "X-Rlaas-Live": "1" }, cache: "no-store" });
-        if (response.redirected || (response.status >= 400 && response.status < 500)) {
-          stop(); // logged out, or permission revoked
-          return;
-        }
+        retryAfter = 1000 * (Number(response.headers.get("Retry-After")) || 0);
         const fresh = new DOMParser().parseFromString(await response.text(), "text/html").querySelector("[data-live]");
-        if (!fresh) throw new Error(`No data-live element in a response of status ${response.status}.`);
-        failures = 0;
-        if (!paused()) apply(response, fresh);
+        failures = response.ok && !response.redirected ? 0 : failures + 1;
+        if (paused && !wanted) return;
+        next = apply(response, fresh);
       } catch {
-        failures += 1;
-        if (!paused()) setState("late");
+        failures += 1; // the network, or the server is being restarted
       } finally {
         fetching = false;
+        if (!paused) setState(next);
         // A page that is slow to render is fetched less often.
-        const took = performance.now() - began;
-        schedule(failures ? Math.min(MAX_INTERVAL, INTERVAL * 2 ** failures) : Math.max(INTERVAL, took * 5));
+        const usual = Math.max(INTERVAL, (performance.now() - began) * 5);
+        const backOff = Math.min(MAX_INTERVAL, Math.max(INTERVAL * 2 ** failures, retryAfter));
+        schedule(changed ? 0 : failures ? backOff : usual);
       }
     }
 
     function setPaused(pause) {
-      button.setAttribute("aria-pressed", String(pause));
+      paused = pause;
+      button.textContent = pause ? controls.dataset.textResume : controls.dataset.textPause;
+      setState(pause ? "paused" : normalState);
       try {
         if (pause) sessionStorage.setItem(STORAGE_KEY, "1");
         else sessionStorage.removeItem(STORAGE_KEY);
@@ -157,11 +160,21 @@
     }
 
     button.addEventListener("click", () => {
-      setPaused(!paused());
-      setState(paused() ? "paused" : normalState);
+      setPaused(!paused);
       schedule(0);
     });
     document.addEventListener("visibilitychange", () => schedule(0));
+
+    // A form with data-live-filter filters while one types: the URL has its fields, and the next refresh shows the result.
+    for (const form of document.querySelectorAll("form[data-live-filter]")) {
+      form.addEventListener("input", () => {
+        const url = `?${new URLSearchParams([...new FormData(form)].filter(([, value]) => value !== ""))}`;
+        live.dataset.liveUrl = url;
+        history.replaceState(null, "", url);
+        changed = true;
+        schedule(TYPING_PAUSE);
+      });
+    }
 
     let startPaused = false;
     try {
@@ -169,10 +182,9 @@
     } catch {
       // as above
     }
-    if (startPaused) setPaused(true);
     controls.hidden = false;
     setTime(live.dataset.liveAt);
-    setState(startPaused ? "paused" : normalState);
+    setPaused(startPaused);
     schedule(INTERVAL);
   }
 }

@@ -10,6 +10,7 @@ from django.contrib.auth import get_user_model
 from django.test import Client
 
 from example_project import people
+from example_project import settings as demo_settings
 from example_project.cards import PANELS
 from rlaas_django.testing import embedded_redis, frozen_clock
 
@@ -153,7 +154,7 @@ def test_the_page_quotes_what_runs(client):
         assert f'<span class="name">{name}</span>(request)' in page
 
 
-@pytest.mark.parametrize("path", ["/", "/try/second_visit/"])
+@pytest.mark.parametrize("path", ["/", "/playground/", "/try/second_visit/"])
 def test_nothing_is_inline_or_from_elsewhere(client, path):
     page = client.get(path, follow=True, headers={"Accept": "text/html"})
     assert page["Content-Security-Policy"] == "default-src 'self'"
@@ -188,7 +189,7 @@ def test_the_user_page_shows_rate_limits(client, ask, act_as):
     assert "/admin/rlaas_django/ratelimit/identity/" in page
 
 
-@pytest.mark.parametrize("path", ["/act-as/", "/reset/bare/", "/redis/stop/", "/try/log_in/"])
+@pytest.mark.parametrize("path", ["/act-as/", "/reset/bare/", "/redis/stop/", "/try/log_in/", "/playground/decide/"])
 def test_what_changes_something_wants_a_post_and_a_token(client, path):
     assert Client(enforce_csrf_checks=True).post(path).status_code == 403
     assert client.get(path).status_code == 405
@@ -198,6 +199,73 @@ def test_what_changes_something_wants_a_post_and_a_token(client, path):
 def test_only_a_demo_has_it(client, settings, path):
     settings.DEBUG = False
     assert client.post(path).status_code == 404
+
+
+# The playground
+
+
+@pytest.fixture
+def real_server(settings, clock):  # noqa: ARG001
+    """The demo's own server: fakeredis does not measure memory."""
+    settings.CACHES = demo_settings.CACHES
+
+
+@pytest.fixture
+def play(client, real_server):  # noqa: ARG001
+    """Return what each algorithm decides about requests at these times (ms), under 5 requests in 10 s."""
+
+    def play(*times, step=(0, 5, 10, 8, 1), **more):
+        run = {"steps": [step], "requests": times, **more}
+        return client.post("/playground/decide/", run, content_type="application/json")
+
+    return play
+
+
+def test_a_burst_at_the_boundary_passes_the_fixed_window_twice(play):
+    run = play(*range(9_500, 10_500, 100)).json()
+    admitted = {algo: sum(each["allowed"] for each in requests) for algo, requests in run.items()}
+    assert (admitted["fixed-window-algo"], admitted["sliding-window-algo"]) == (10, 5)
+    assert admitted["sliding-window-compact-algo"] == 5
+    assert run["sliding-window-algo"][5]["wait"] == 9_500
+    assert all(requests[0]["memory"] > 0 for requests in run.values())
+
+
+def test_a_waiting_client_is_admitted_when_its_wait_is_over(play):
+    for requests in play(*range(0, 800, 100), retries=True).json().values():
+        refused = [each for each in requests if not each["allowed"]]
+        again = {each["at"]: each for each in requests if each["retry"]}
+        assert len(requests) >= 8
+        # Of several that wait for the same moment, the first is admitted.
+        assert all(again[each["at"] + each["wait"]]["retry"] for each in refused)
+        assert requests[-1]["allowed"]
+
+
+@pytest.mark.usefixtures("real_server")
+def test_settings_may_change_within_a_run(client):
+    run = {"steps": [[0, 1, 10, 0, 1], [2_000, 3, 10, 0, 1]], "requests": [0, 1_000, 3_000, 4_000, 5_000]}
+    found = client.post("/playground/decide/", run, content_type="application/json").json()["sliding-window-algo"]
+    assert [each["allowed"] for each in found] == [True, False, True, True, False]
+    assert [each["limit"] for each in found] == [1, 1, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b'{"steps": [], "requests": []}',
+        b'{"steps": [[0, 0, 10, 0, 1]], "requests": [1]}',
+        b'{"steps": [[0, 5, 10, 0, 1]], "requests": [-1]}',
+        b'{"steps": [[0, 5, 10, 0, 1]], "requests": ["<script>"]}',
+        b'{"steps": [[0, 5, 10, 0, 1]], "requests": [%s]}' % b",".join([b"1"] * 401),
+        b'{"steps": [[0, 5, 10, 0]], "requests": [1]}',
+    ],
+)
+def test_an_invalid_run_is_an_error_in_words(client, run):
+    response = client.post("/playground/decide/", run, content_type="application/json")
+    assert response.status_code == 400
+    assert response.json()["error"]
 
 
 def test_there_is_nothing_to_reset_by_another_name(client):

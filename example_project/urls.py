@@ -3,11 +3,13 @@ from django.templatetags.static import static
 from django.urls import path
 from django.views.generic import RedirectView
 
-from . import pages
+from . import pages, playground
 from .cards import PANELS
 
 urlpatterns = [
     path("", pages.start, name="start"),
+    path("playground/", playground.page, name="playground"),
+    path("playground/decide/", playground.decide, name="playground_decide"),
     path("counters/", pages.counters, name="counters"),
     path("reset/<str:name>/", pages.reset_panel, name="reset"),
     path("act-as/", pages.act_as, name="act_as"),

@@ -30,7 +30,7 @@ const PATTERNS = {
     return [...burst(units, around - 60 * units, 50), ...burst(units, around + 40, 50), around + 0.5 * around, 2.1 * around];
   },
   attack: ({ window }) => every(150, Math.min(2.2 * window * 1000, 45_000), 500),
-  retrying: ({ limit, cost }) => burst(Math.floor(limit / cost) + 3, 1000, 150),
+  retrying: ({ limit, burst: most, cost }) => burst(Math.floor(Math.max(limit, most) / cost) + 2, 1000, 150),
   own: () => [],
 };
 const every = (gap, end, first) => Array.from({ length: Math.min(300, Math.floor((end - first) / gap)) }, (_, i) => first + i * gap);
@@ -276,8 +276,9 @@ function remember() {
 function recall() {
   const parameters = new URLSearchParams(location.hash.slice(1));
   const steps = (parameters.get("s") ?? "").split("_").map((step) => step.split(".").map(Number));
-  const valid = steps.every((step) => step.length === 5 && step.every(Number.isInteger)) && steps[0][0] === 0;
-  const pattern = parameters.get("p") in PATTERNS ? parameters.get("p") : DEFAULTS.pattern;
+  const isStep = (step) => step.length === 5 && step.every(Number.isInteger) && Math.min(step[1], step[2], step[4]) > 0;
+  const valid = steps.every(isStep) && steps[0][0] === 0;
+  const pattern = Object.hasOwn(PATTERNS, parameters.get("p")) ? parameters.get("p") : DEFAULTS.pattern;
   const settings = valid ? Object.fromEntries(FIELDS.map((name, i) => [name, steps[0][i + 1]])) : DEFAULTS;
   begin(pattern, settings);
   if (valid) run.steps = steps.slice(0, 50);

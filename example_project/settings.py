@@ -80,8 +80,5 @@ RATE_LIMITER = {
     "MAX_REQUESTS": 5,  # the default policy: so many requests
     "WINDOW_SIZE": 20,  # in so many seconds
     "POLICIES": {"reports": {"rate": "3/15s", "key": "ip"}},
-    "MIDDLEWARE": [
-        {"path": "/try/report/", "policies": ["reports"]},
-        {"path": "/", "exempt": True},  # the rest: decorators
-    ],
+    "MIDDLEWARE": [{"path": "/try/report/", "policies": ["reports"]}],  # the rest: decorators
 }

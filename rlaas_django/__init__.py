@@ -2,7 +2,7 @@
 
 from .core.decision import Decision, Outcome
 from .core.policy import Policy, PolicyError, Rate
-from .decorators import rate_limit
+from .decorators import rate_limit, rate_limit_exempt
 from .limiter import acheck, apeek, arefund, areset, check, peek, refund, reset
 
 __version__ = "0.1.0"
@@ -20,6 +20,7 @@ __all__ = [
     "check",
     "peek",
     "rate_limit",
+    "rate_limit_exempt",
     "refund",
     "reset",
 ]

@@ -167,9 +167,7 @@ def _middleware(config: conf.Config) -> Iterator[Problem]:
             message = f"RATE_LIMITER['MIDDLEWARE'] has rules, but MIDDLEWARE has no {OURS}: nothing applies them."
             yield Problem("W007", message, "Add it to MIDDLEWARE, below AuthenticationMiddleware.")
         return
-    ruled = {name for rule in config.rules for name in rule.policies}
-    if not any(rule.matches_all for rule in config.rules):
-        ruled.add(DEFAULT)
+    ruled = {name for rule in config.rules for name in rule.policies} if config.rules else {DEFAULT}
     by_user = sorted(name for name in ruled if config.policies[name].key in ("user", "user_or_ip"))
     users = "AuthenticationMiddleware"
     if by_user and any(name.endswith(users) for name in names[at:]):

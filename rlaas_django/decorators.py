@@ -69,6 +69,30 @@ def rate_limit(
     return RateLimit(limits, options, group, applied)
 
 
+def rate_limit_exempt(view: Any) -> Any:
+    """Let no rule of the middleware limit this view. The limits of its own decorators apply.
+
+    >>> @rate_limit_exempt
+    >>> def health(request): ...
+    """
+    exempt = view
+    if not isinstance(view, type):  # a function of its own, as the view may be at another URL without this decorator
+        if iscoroutinefunction(view):
+
+            @functools.wraps(view)
+            async def exempt(*args: Any, **kwargs: Any) -> Any:
+                return await view(*args, **kwargs)
+        else:
+
+            @functools.wraps(view)
+            def exempt(*args: Any, **kwargs: Any) -> Any:
+                return view(*args, **kwargs)
+
+    exempt.rate_limit_exempt = True
+    registry.exempt_views.add(view_name(view))
+    return exempt
+
+
 _DEFAULTS = {"cost": 1, "methods": None, "block": True, "response": None, "charge_when": None, "charge_on_error": True}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
@@ -11,9 +10,8 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from . import conf
-from .core.policy import DEFAULT
 from .http.gate import aenter, enter, reach_view
-from .http.limits import Limits, with_limits_of_view
+from .http.rules import limits_of_request
 
 
 class RateLimitMiddleware:
@@ -32,11 +30,4 @@ class RateLimitMiddleware:
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         run: Any = aenter if self.is_async else enter
-        matching = (rule.policies for rule in conf.config().rules if rule.matches(request.path_info, request.method))
-        limits = with_limits_of_view(_limits(next(matching, (DEFAULT,))), request)
-        return run(limits, request, self.get_response, request)  # type: ignore[no-any-return]
-
-
-@lru_cache(maxsize=256)
-def _limits(policies: tuple[str, ...]) -> Limits:
-    return Limits(policies, before_view=False)
+        return run(limits_of_request(request), request, self.get_response, request)  # type: ignore[no-any-return]

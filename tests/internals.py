@@ -36,6 +36,7 @@ from rlaas_django.core.policy import (
 )
 from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
 from rlaas_django.http import responses
+from rlaas_django.http import rules as http_rules
 from rlaas_django.http.identity import client_address
 from rlaas_django.http.responses import whole_seconds
 from rlaas_django.limiter import acheck_each, check_each, overrides, refund_units, refusal_cache
@@ -105,8 +106,10 @@ __all__ = [
     "connection_pool",
     "encode",
     "escape_for_log",
+    "exempt_views",
     "flush_statistics",
     "forget_limits",
+    "forget_loaded_urls",
     "header_module",
     "identify",
     "limits_in_use",
@@ -134,6 +137,7 @@ __all__ = [
 ]
 
 DEFAULTS = conf.DEFAULTS
+exempt_views = registry.exempt_views
 escape_for_log = log.escaped
 header_module = responses  # the one that names headers
 reset_statistics = recorder.pending.clear
@@ -215,3 +219,8 @@ def pack_words(words) -> bytes:
 def refresh_is_due() -> bool:
     """Return whether the topology of a Cluster or of Sentinels is being refreshed, or will be."""
     return any(thread.name == TOPOLOGY_THREAD for thread in threading.enumerate())
+
+
+def forget_loaded_urls() -> None:
+    """Have the middleware import the URLs with its next request, as with the first one of a process."""
+    http_rules._loaded.clear()

@@ -203,10 +203,12 @@ def test_a_cache_that_the_site_uses_too_is_a_warning_of_check_deploy(settings, c
     assert "W009" not in [code for code, _ in found()]
 
 
-def test_the_default_policy_does_not_matter_where_a_rule_matches_everything(settings, configure):
+def test_the_default_policy_does_not_matter_where_there_are_rules_without_it(settings, configure):
     settings.MIDDLEWARE = [OURS, AUTHENTICATION]
-    configure(MIDDLEWARE=[{"path": "/", "exempt": True}])
+    configure(POLICIES={"api": {"rate": "5/m", "key": "ip"}}, MIDDLEWARE=[{"path": "/api/", "policies": ["api"]}])
     assert found() == []
+    configure(MIDDLEWARE=[{"path": "/api/"}])
+    assert [code for code, _ in found()] == ["W005"]
 
 
 def test_a_policy_name_with_two_definitions_is_an_error():

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from asgiref.sync import iscoroutinefunction
+from django.contrib import admin
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
 from django.core.handlers.asgi import ASGIHandler
@@ -15,13 +16,23 @@ from django.http import Http404, HttpResponse
 from django.template.response import TemplateResponse
 from django.test import RequestFactory
 from django.utils.datastructures import CaseInsensitiveMapping
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.cache import never_cache
+from rest_framework.decorators import api_view
+from rest_framework.response import Response
+from rest_framework.views import APIView
 
-from rlaas_django import Policy, peek, rate_limit
+from rlaas_django import Policy, peek, rate_limit, rate_limit_exempt
+from rlaas_django.admin import RateLimitAdmin
 from rlaas_django.middleware import RateLimitMiddleware
+from rlaas_django.models import RateLimit
 from tests.http import (
     AUTHENTICATION,
+    KINDS,
     OURS,
     Site,
+    as_kind,
     assert_clean_headers,
     assert_refusal,
     assert_waiting_helps,
@@ -31,8 +42,10 @@ from tests.http import (
     rate_limit_fields,
     templates,
 )
+from tests.internals import exempt_views, forget_loaded_urls
 
 ADDRESS = "203.0.113.9"
+ADMIN_MIDDLEWARE = [*AUTHENTICATION, "django.contrib.messages.middleware.MessageMiddleware"]
 POLICIES = {
     "api": {"rate": "2/m", "key": "ip"},
     "login": {"rate": "1/m", "key": "ip"},
@@ -86,7 +99,7 @@ def test_without_a_rule_the_default_policy_applies_everywhere(site, clock):
 def test_a_rule_matches_whole_segments_of_a_path_or_a_regex(site, configure, rule, paths, others):
     configure(MIDDLEWARE=[{**rule, "policies": ["wide"]}])
     assert [policies_at(site, where) for where in paths] == [["wide"]] * len(paths)
-    assert [policies_at(site, where) for where in others] == [["default"]] * len(others)
+    assert [policies_at(site, where) for where in others] == [[]] * len(others)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +109,7 @@ def test_a_rule_matches_whole_segments_of_a_path_or_a_regex(site, configure, rul
 def test_a_rule_may_be_for_some_methods_and_head_goes_with_get(site, configure, methods, limited):
     configure(MIDDLEWARE=[{"path": "/api", "methods": methods, "policies": ["wide"]}])
     for method in ("get", "head", "post", "put"):
-        assert policies_at(site, "/api/", method) == (["wide"] if method in limited else ["default"])
+        assert policies_at(site, "/api/", method) == (["wide"] if method in limited else [])
 
 
 @both_ways
@@ -119,7 +132,120 @@ def test_the_first_matching_rule_applies(site, configure):
     assert policies_at(site, "/api/open") == []
     assert policies_at(site, "/api/x", "post") == ["login", "wide"]
     assert policies_at(site, "/api/x") == ["wide"]
-    assert policies_at(site, "/") == ["default"]
+    assert policies_at(site, "/") == []
+
+
+@both_ways
+def test_with_rules_a_path_that_none_matches_is_not_limited(site, configure, client):
+    configure(MIDDLEWARE=[{"path": "/healthz", "exempt": True}, {"path": "/api/", "policies": ["api"]}])
+    assert site.statuses(9, "/other") == [200] * 9
+    assert counters(client) == []
+    configure(MIDDLEWARE=[{"path": "/healthz", "exempt": True}, {"path": "/", "policies": ["default"]}])
+    assert site.statuses(6, "/other") == [200] * 5 + [429]
+
+
+def test_the_rules_of_the_readme_leave_the_admin_alone(site, configure):
+    configure(MIDDLEWARE=[{"path": "/healthz", "exempt": True}, {"path": "/api/", "policies": ["api"]}])
+    site.serve({"admin/": admin.site.urls, "api/": site.view(ok)}, middleware=[*ADMIN_MIDDLEWARE, OURS])
+    assert site.statuses(9, "/admin/login/") == [200] * 9
+    assert site.statuses(3, "/api/") == [200, 200, 429]
+
+
+# Views that the middleware leaves alone
+
+
+@both_ways
+def test_the_panel_s_own_pages_are_never_limited(site, client):
+    other = admin.AdminSite(name="other")
+    other.register(RateLimit, RateLimitAdmin)
+    urls = {"admin/": admin.site.urls, "deep/er/": other.urls, "<path:rest>": site.view(ok)}
+    site.serve(urls, middleware=[*ADMIN_MIDDLEWARE, OURS])
+    for where in ("/admin/rlaas_django/ratelimit/", "/admin/rlaas_django/ratelimit/refusals/?page=2"):
+        assert site.statuses(9, where) == [302] * 9  # to the login page
+    assert site.statuses(9, "/deep/er/rlaas_django/ratelimit/") == [302] * 9
+    assert counters(client) == []
+
+
+@pytest.mark.parametrize("where", ["/x/rlaas_django/ratelimit/", "/admin/rlaas_django/", "/admin/", "/nowhere/x"])
+def test_what_only_looks_like_the_panel_is_limited(site, where):
+    """Also what is not found."""
+    urls = {"admin/": admin.site.urls, "x/<path:rest>": site.view(ok), "": site.view(ok)}
+    site.serve(urls, middleware=[*ADMIN_MIDDLEWARE, OURS])
+    assert site.statuses(6, where)[5] == 429
+
+
+class Health(View):
+    def get(self, request):
+        return HttpResponse("ok")
+
+
+class Api(APIView):
+    def get(self, request):
+        return Response("ok")
+
+
+EXEMPT = {
+    "function": lambda view: rate_limit_exempt(view),
+    "below another decorator": lambda view: never_cache(rate_limit_exempt(view)),
+    "as_view": lambda view: rate_limit_exempt(Health.as_view()),
+    "class": lambda view: rate_limit_exempt(type("Health", (Health,), {})).as_view(),
+    "dispatch": lambda view: method_decorator(rate_limit_exempt, name="dispatch")(
+        type("Health", (Health,), {})
+    ).as_view(),
+    "class of REST framework": lambda view: rate_limit_exempt(type("Api", (Api,), {})).as_view(),
+    "api_view": lambda view: rate_limit_exempt(api_view()(lambda request: Response("ok"))),
+}
+
+
+@both_ways
+@pytest.mark.parametrize("exempt", EXEMPT.values(), ids=EXEMPT)
+def test_an_exempt_view_is_not_limited(site, client, exempt):
+    view = exempt(site.view(ok))
+    site.serve({"exempt": view, "": site.view(ok)}, middleware=[OURS])
+    assert site.statuses(9, "/exempt") == [200] * 9
+    assert policies_at(site, "/exempt") == []
+    assert counters(client) == []
+    assert site.statuses(6) == [200] * 5 + [429]
+
+
+def test_an_exempt_view_keeps_the_limits_of_its_decorators(site):
+    for n, view in enumerate((rate_limit_exempt(rate_limit("login")(ok)), rate_limit("login")(rate_limit_exempt(ok)))):
+        site.serve(view, middleware=[OURS])
+        assert policies_at(site, "/") == ["login"]
+        assert site.statuses(3, address=f"203.0.113.{n}") == [200, 429, 429]
+
+
+def test_a_view_at_another_url_without_the_decorator_is_limited(site):
+    site.serve({"exempt": rate_limit_exempt(ok), "": ok}, middleware=[OURS])
+    assert [policies_at(site, where) for where in ("/", "/exempt")] == [["default"], []]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exempt_view_keeps_its_kind_and_name(kind):
+    view = rate_limit_exempt(as_kind(kind, ok))
+    assert iscoroutinefunction(view) == (kind == "async def")
+    assert view.__name__ == "ok"
+
+
+URLS = """
+from django.http import HttpResponse
+from django.urls import path
+from rlaas_django import rate_limit_exempt
+urlpatterns = [path("exempt", rate_limit_exempt(lambda request: HttpResponse("ok")))]
+"""
+
+
+def test_the_first_request_of_a_process_knows_which_views_are_exempt(settings, tmp_path, monkeypatch):
+    """It comes before Django has imported the URLs, and with them the views."""
+    (tmp_path / "urls_of_one_test.py").write_text(URLS)
+    monkeypatch.syspath_prepend(tmp_path)
+    site, settings.MIDDLEWARE, settings.ROOT_URLCONF = Site("wsgi, def", settings), [OURS], "urls_of_one_test"
+    exempt_views.clear()
+    forget_loaded_urls()
+    assert policies_at(site, "/exempt") == []
+
+
+# Rules, continued
 
 
 def test_the_paths_of_a_rule_share_one_counter(site, configure):

@@ -21,6 +21,9 @@ class Limits(NamedTuple):
 # Decorators, whose `limits()` are the views that they limit. Weak, so that the views of a test are gone with the test.
 sources: weakref.WeakSet[Any] = weakref.WeakSet()
 
+# Names of the views with @rate_limit_exempt.
+exempt_views: set[str] = set()
+
 # Names of policies that are charged before it is known whether the request counts (`charge_when`): a refusal by one of
 # them may end early, so it is not cached.
 refundable: set[str] = set()

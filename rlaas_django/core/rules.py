@@ -23,10 +23,6 @@ class Rule:
     policies: tuple[str, ...]  # empty: exempt
 
     @property
-    def matches_all(self) -> bool:
-        return self.methods is None and self._matches_all_paths
-
-    @property
     def _matches_all_paths(self) -> bool:
         return self.regex is None and self.path in (None, "/")
 

@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
-from django.urls import Resolver404, resolve
 
 from .. import conf, log
 from ..core import registry
@@ -72,22 +71,16 @@ class Limits:
         return plain and bool(self.policies) and not self.prepare().calls_site_functions
 
 
-def with_limits_of_view(limits: Limits, request: HttpRequest) -> Limits:
+def with_limits_of_view(limits: Limits, view: Callable[..., Any], request: HttpRequest) -> Limits:
     """Return the limits of a rule with those of the view's decorators, so that one call decides them all."""
-    if not decorated:
-        return limits
-    every, derived = (limits, *_limits_of_view(request)), conf.config().derived
+    every, derived = (limits, *_limits_of_view(view, request)), conf.config().derived
     if len(every) == 1:
         return limits
     return derived.get(every) or derived.setdefault(every, _join(every))  # type: ignore[no-any-return]
 
 
-def _limits_of_view(request: HttpRequest) -> Iterator[Limits]:
+def _limits_of_view(view: Callable[..., Any], request: HttpRequest) -> Iterator[Limits]:
     """Return the limits that are certain to apply: of decorators above all others."""
-    try:
-        view = resolve(request.path_info, getattr(request, "urlconf", None)).func
-    except Resolver404:
-        return
     if request.method not in SAFE_METHODS and not getattr(view, "csrf_exempt", False):
         return  # or another site could use up its visitors' limits, by requests that Django rejects before the view
     while (found := decorated.get(view)) is not None:

@@ -4,6 +4,7 @@ from .core.decision import Decision, Outcome
 from .core.policy import Policy, PolicyError, Rate
 from .decorators import rate_limit, rate_limit_exempt
 from .limiter import acheck, apeek, arefund, areset, check, peek, refund, reset
+from .limiter.waiting import aacquire, acquire
 
 __version__ = "0.1.0"
 
@@ -13,7 +14,9 @@ __all__ = [
     "Policy",
     "PolicyError",
     "Rate",
+    "aacquire",
     "acheck",
+    "acquire",
     "apeek",
     "arefund",
     "areset",

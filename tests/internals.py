@@ -39,7 +39,7 @@ from rlaas_django.http import responses
 from rlaas_django.http import rules as http_rules
 from rlaas_django.http.identity import client_address
 from rlaas_django.http.responses import whole_seconds
-from rlaas_django.limiter import acheck_each, check_each, overrides, refund_units, refusal_cache
+from rlaas_django.limiter import acheck_each, check_each, overrides, receipts, refund_units, refusal_cache
 from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter.compiled import Check, compile_policies
 from rlaas_django.limiter.compiled import plan as check_plan
@@ -122,6 +122,7 @@ __all__ = [
     "paused_background",
     "pool_module",
     "read_minutes",
+    "receipts",
     "redis_client",
     "redis_key",
     "refresh_is_due",

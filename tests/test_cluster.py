@@ -46,6 +46,7 @@ from tests.internals import (
     flush_statistics,
     overrides,
     paused_background,
+    receipts,
     redis_client,
     refresh_is_due,
     refund_units,
@@ -224,6 +225,14 @@ def test_independent_checks_reach_every_node_in_few_messages(cluster, limiter):
     decisions = check_each(checks) if limiter is rlaas_django else asyncio.run(acheck_each(checks))
     assert all(decision.allowed and not decision.degraded for decision in decisions)
     assert [limiter.peek(f"user-{i}", Policy("each", "9/m")).current_count for i in range(60)] == [1] * 60
+
+
+def test_a_receipt_is_refunded_once_in_every_slot(cluster, algo, clock):
+    policies = [Policy("by-user", "5/m", key="user", algo=algo), Policy("by-ip", "5/m", key="ip", algo=algo)]
+    ann = {"user": "ann", "ip": "192.0.2.1"}
+    text = receipts.write(check(ann, policies, cost=2))
+    assert [receipts.refund(receipts.read(text)) for _ in range(2)] == [True, False]
+    assert [outcome.current_count for outcome in peek(ann, policies).outcomes] == [0, 0]
 
 
 THREE = ("user", "ip", "token")

@@ -33,6 +33,8 @@ MAX_COMPILED = 1024  # sets per process
 # What the scripts reply for each policy, after the time of the decision:
 # allowed, current_count, remaining, retry_after, reset_after, limit, charged_at (times in ms)
 REPLY_SIZE = 7
+# What a refund takes for each policy, after the check's unique id and cost: the policy's ScriptArguments, charged_at
+CHARGE_SIZE = 6
 NEVER_FITS = 2 * MAX_PRODUCT  # beyond every limit; a larger cost may be too long to send
 
 
@@ -208,15 +210,25 @@ class Check(Call):
 
     def refund_call(self, reply: list[Any]) -> Call | None:
         """Return the call that refunds what was charged; None when nothing was."""
-        keys, words, algorithms = [], [clock.script_time(), "refund", self.unique, self.cost], set()
+        keys, words = self.charges(reply)
+        return refund_call(keys, words) if keys else None
+
+    def charges(self, reply: list[Any]) -> tuple[list[str], list[Any]]:
+        """Return what was charged: the keys of the counters, and the arguments of their refund."""
+        keys, words = [], [self.unique, self.cost]
         limits, stamps = reply[6::REPLY_SIZE], reply[7::REPLY_SIZE]
         every = zip(self.policy_set.keys(self.identities), self.policy_set.arguments, limits, stamps, strict=True)
         for key, arguments, limit, charged_at in every:
             if charged_at >= 0:
                 keys.append(key)
                 words += (*arguments.with_limit(limit), charged_at)
-                algorithms.add(arguments.algo)
-        return script_call(for_algorithms(algorithms), keys, words, is_refund=True) if keys else None
+        return keys, words
+
+
+def refund_call(keys: Sequence[str], words: Sequence[Any]) -> Call:
+    """Return the call that refunds charges."""
+    algorithms = words[2 : len(words) - (len(words) - 2) % CHARGE_SIZE : CHARGE_SIZE]  # without the marker's ttl
+    return script_call(for_algorithms(algorithms), keys, (clock.script_time(), "refund", *words), is_refund=True)
 
 
 def _left_of_window(policy: Policy, now: float) -> int:

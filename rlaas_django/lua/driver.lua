@@ -1,6 +1,6 @@
 --[[
   The driver: runs one operation on the policies of a request, with the functions of their algorithms.
-  Version  1
+  Version  2
 
   check    Checks every policy, then charges all of them, only if every enforced one passes. A shadow policy is charged
            when it passes too, and never refuses.
@@ -13,10 +13,11 @@
            retry_after -1: never; charged_at -1: not charged
 
   refund   Takes back what a check charged, never more than is still counted.
-    KEYS   a counter key per charged policy
+    KEYS   a counter key per charged policy; then, for a refund that may be asked for twice, the key of a marker, which
+           says that it was done
     ARGV   now, 'refund', unique of the check ('': no check in particular, the newest units), cost,
-           then per policy: algorithm, limit, window, capacity, ttl, charged_at
-    reply  {units taken back, ...}
+           then per policy: algorithm, limit, window, capacity, ttl, charged_at; then the ttl of the marker
+    reply  {units taken back, ...}; {} where the marker was there
 
   reset    Deletes the state of counters.
     KEYS   the counter keys
@@ -40,9 +41,12 @@ end
 local now, unique, cost = at + 0, ARGV[3], ARGV[4] == "1" and 1 or ARGV[4] + 0
 
 if operation == "refund" then
-  local refunded = {}
-  for i, key in ipairs(KEYS) do
-    local word = 6 * i - 1
+  local refunded, policies = {}, math.floor((#ARGV - 4) / 6)
+  if KEYS[policies + 1] and not redis.call("SET", KEYS[policies + 1], "1", "NX", "PX", ARGV[#ARGV]) then
+    return refunded
+  end
+  for i = 1, policies do
+    local key, word = KEYS[i], 6 * i - 1
     local limit, window, ttl = ARGV[word + 1] + 0, ARGV[word + 2] + 0, ARGV[word + 4]
     local charged_at = unique == "" and now or ARGV[word + 5] + 0
     local _, _, refund = load_algorithm(ARGV[word])

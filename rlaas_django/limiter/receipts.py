@@ -1,0 +1,101 @@
+"""A decision's receipt as text: signed, so that it can leave the process, and refunded once wherever it comes back.
+
+rlaas:refunded:<unique id of the check>   STRING   a marker: it was refunded; on a cluster with the identity's hash tag
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from django.core.signing import BadSignature, Signer
+
+from .. import backend
+from ..backend import Call
+from ..core.decision import Decision
+from ..core.keys import parse_counter_key
+from .compiled import CHARGE_SIZE, Check, refund_call
+from .refusal_cache import cached_refusals
+
+MARKER_PREFIX = "rlaas:refunded:"
+MAX_LENGTH = 65_536  # of a receipt; one has up to 600 characters per policy
+_SALT = "rlaas_django.receipt"
+
+Charges = tuple[list[str], list[Any]]  # of the counters in one slot: their keys, and the arguments of their refund
+
+
+class Receipt(NamedTuple):
+    """A receipt that was read."""
+
+    policies: frozenset[str]
+    charges: list[Charges]
+
+
+def write(decision: Decision) -> str | None:
+    """Return the receipt of what a decision charged in Redis; None when it charged nothing there."""
+    charges = [check.charges(reply) for check, reply in _of_redis(decision)]
+    charged = [each for each in charges if each[0]]
+    return Signer(salt=_SALT).sign_object(charged) if charged else None
+
+
+def read(text: str) -> Receipt:
+    """Return a receipt that `write` gave, in whichever process; ValueError for any other text."""
+    try:
+        if len(text) > MAX_LENGTH:
+            raise BadSignature
+        charges = Signer(salt=_SALT).unsign_object(text)
+    except (BadSignature, ValueError):
+        raise ValueError("This is not a receipt of a check.") from None
+    return Receipt(frozenset(_policy(key) for keys, _ in charges for key in keys), charges)
+
+
+def refund(receipt: Receipt) -> bool:
+    """Refund a receipt, once; return False when there is nothing (more) to refund."""
+    refunded = 0
+    for call in _calls(receipt):
+        refunded += sum(backend.execute(backend.topology(), call))
+    cached_refusals().invalidate(receipt.policies)
+    return refunded > 0
+
+
+async def arefund(receipt: Receipt) -> bool:
+    """As `refund`, natively async."""
+    refunded = 0
+    for call in _calls(receipt):
+        refunded += sum(await backend.aexecute(backend.topology(), call))
+    cached_refusals().invalidate(receipt.policies)
+    return refunded > 0
+
+
+def _of_redis(decision: Decision) -> Iterator[tuple[Check, list[Any]]]:
+    """Yield the receipts of Redis; what this process counted by itself, no other can refund."""
+    for receipt in decision.receipts:
+        if isinstance(receipt[0], Check):
+            yield receipt
+
+
+def _policy(key: str) -> str:
+    parsed = parse_counter_key(key)
+    return "" if parsed is None else parsed[0]
+
+
+def _calls(receipt: Receipt) -> Iterator[Call]:
+    """Yield the refund of each slot, which its marker allows once: also to two callers at the same time."""
+    for keys, words in receipt.charges:
+        yield refund_call([*keys, _marker(keys[0], words[0])], [*words, _marker_ttl(words[2:])])
+
+
+def _marker(key: str, unique: str) -> str:
+    """Return the key of the marker; with the counter's hash tag, if it has one, so that it is in the same slot."""
+    hash_tag = key[key.index("{") : key.index("}") + 1] if "{" in key else ""
+    return f"{MARKER_PREFIX}{hash_tag}{unique}"
+
+
+def _marker_ttl(words: list[Any]) -> int:
+    """Return the ms after which a second refund would find nothing: the windows are over, and the buckets full."""
+    lives = []
+    for start in range(0, len(words), CHARGE_SIZE):
+        _, limit, window, capacity, ttl, _ = words[start : start + CHARGE_SIZE]
+        lives.append(max(ttl, math.ceil(capacity * window / limit)))
+    return max(lives)

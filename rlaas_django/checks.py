@@ -9,7 +9,7 @@ from typing import Any
 import django
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.urls import get_resolver
+from django.urls import get_resolver, reverse
 
 from . import backend, conf
 from .conf import Problem
@@ -240,4 +240,18 @@ def _applied(view: str, policy: Policy, cost: Any, config: conf.Config) -> Itera
         yield Problem("E015", f"{view}, under policy {policy.name!r} ({policy.rate}): {problem}")
 
 
-CHECKS = (_cache, _policies, _all_proxies, _django_version, _middleware, _unreachable_rules, _decorated_views)
+def _service(config: conf.Config) -> Iterator[Problem]:
+    try:
+        where = reverse("rlaas_service:check")
+    except Exception:  # noqa: BLE001  (NoReverseMatch: its URLs are not included; others Django's own checks tell of)
+        return
+    if not config.service.is_open:
+        yield Problem(
+            "W020",
+            f"The HTTP service at {where} has no callers: every request gets a 403.",
+            "Run `manage.py rlaas token new <name>` and put what it prints into RATE_LIMITER['SERVICE']['TOKENS'], "
+            "or set RATE_LIMITER['SERVICE']['AUTHENTICATE'].",
+        )
+
+
+CHECKS = (_cache, _policies, _all_proxies, _django_version, _middleware, _unreachable_rules, _decorated_views, _service)

@@ -20,6 +20,7 @@ from django.utils.encoding import force_bytes
 from django.utils.module_loading import import_string
 
 from .core import process
+from .core.callers import Service, parse_tokens
 from .core.keys import Encoding
 from .core.policy import ALGORITHMS, DEFAULT, SLIDING_WINDOW, Policy, PolicyError, nearest, shown, unknown_algorithm
 from .core.rules import Rule, parse_rule, refuse_unknown
@@ -42,7 +43,9 @@ DEFAULTS: dict[str, Any] = {
     "HEADERS": ["RateLimit", "X-RateLimit"],
     "RESPONSE": None,
     "LOG_LINES_PER_SECOND": 10,
+    "SERVICE": {},
 }
+SERVICE_OPTIONS = ("TOKENS", "AUTHENTICATE")
 POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow")
 HEADER_FAMILIES = ("RateLimit", "X-RateLimit")
 REDIS_BACKENDS = "django_redis.cache.RedisCache or django.core.cache.backends.redis.RedisCache"
@@ -105,6 +108,7 @@ class Config:
     headers: frozenset[str]
     response: Any
     log_lines: int
+    service: Service
     # What other modules make of these settings: connections, compiled policy sets, cached refusals. With other settings
     # comes another Config, which starts with none of it.
     derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -214,7 +218,8 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
     policies = dict(_policies(options, problems))
     rules = tuple(_rules(options["MIDDLEWARE"], policies, problems))
     proxies = tuple(_proxies(options["TRUSTED_PROXIES"], problems))
-    response = _imported("RESPONSE", options["RESPONSE"], problems)
+    response = _imported("RATE_LIMITER['RESPONSE']", options["RESPONSE"], problems)
+    service = _service(options["SERVICE"], policies, problems)
     if problems:
         return None
     return Config(
@@ -233,6 +238,7 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
         headers=frozenset(options["HEADERS"]),
         response=response,
         log_lines=options["LOG_LINES_PER_SECOND"],
+        service=service,
     )
 
 
@@ -286,13 +292,27 @@ def _proxies(networks: Any, problems: list[Problem]) -> Iterator[Network | str]:
             problems.append(Problem("E009", message, hint))
 
 
-def _imported(key: str, value: Any, problems: list[Problem]) -> Any:
+def _service(options: Any, policies: Mapping[str, Policy], problems: list[Problem]) -> Service:
+    where = "RATE_LIMITER['SERVICE']"
+    try:
+        if not isinstance(options, Mapping):
+            raise PolicyError("it should be a dict.")
+        refuse_unknown(options, SERVICE_OPTIONS)
+        digests = tuple(parse_tokens(options.get("TOKENS", {}), policies))
+    except PolicyError as error:
+        problems.append(Problem("E020", f"{where}: {error}"))
+        return Service()
+    authenticate = _imported(f"{where}['AUTHENTICATE']", options.get("AUTHENTICATE"), problems)
+    return Service(digests, authenticate)
+
+
+def _imported(where: str, value: Any, problems: list[Problem]) -> Any:
     """Return a callable, importing its dotted path."""
     try:
         found = import_string(value) if isinstance(value, str) else value
     except ImportError as error:
-        problems.append(Problem("E010", f"RATE_LIMITER[{key!r}]: {error}"))
+        problems.append(Problem("E010", f"{where}: {error}"))
         return None
     if found is not None and not callable(found):
-        problems.append(Problem("E010", f"RATE_LIMITER[{key!r}] should be a callable or its dotted path: {value!r}."))
+        problems.append(Problem("E010", f"{where} should be a callable or its dotted path: {value!r}."))
     return found

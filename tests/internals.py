@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from rlaas_django import backend, conf, log
+from rlaas_django import limiter as limiter_module
 from rlaas_django.backend import UnavailableError
 from rlaas_django.backend import circuit_breaker as breaker_module
 from rlaas_django.backend import pool as pool_module
@@ -48,6 +49,7 @@ from rlaas_django.management.commands._rlaas import SUBCOMMANDS
 from rlaas_django.management.commands._rlaas.output import Output as CommandOutput
 from rlaas_django.management.commands._rlaas.output import Styled
 from rlaas_django.management.commands.rlaas import Command as RlaasCommand
+from rlaas_django.service import auth as service_auth
 from rlaas_django.stats import recorder
 from rlaas_django.stats.background import paused as paused_background
 from rlaas_django.stats.background import run as run_background_jobs
@@ -112,6 +114,7 @@ __all__ = [
     "forget_loaded_urls",
     "header_module",
     "identify",
+    "limiter_module",
     "limits_in_use",
     "local_limiter",
     "local_module",
@@ -131,6 +134,7 @@ __all__ = [
     "restore_limits",
     "run_background_jobs",
     "script_for",
+    "service_auth",
     "single_server",
     "strictest",
     "unique_id",

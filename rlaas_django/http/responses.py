@@ -35,9 +35,7 @@ MAX_ACCEPT, MAX_ACCEPTED = 256, 20
 
 def plain_refusal(request: HttpRequest, decision: Decision) -> HttpResponse | None:
     """Return a 429 or 503 as JSON or text; None if the client prefers a page, whose template may use the database."""
-    accept = request.META.get("HTTP_ACCEPT", "*/*")
-    weighed = len(accept) <= MAX_ACCEPT and accept.count(",") < MAX_ACCEPTED
-    preferred = preferred_type(accept) if weighed else PROBLEM_JSON
+    preferred = preferred_type(request, MEDIA_TYPES)
     if preferred == "text/html":
         return None
     return _problem(decision) if preferred in (PROBLEM_JSON, "application/json") else _text(decision)
@@ -60,13 +58,20 @@ def page(request: HttpRequest, decision: Decision) -> HttpResponse:
     return HttpResponse(text, status=status, headers={"Vary": "Accept"})
 
 
+def preferred_type(request: HttpRequest, offered: tuple[str, ...]) -> str | None:
+    """Return which of these media types a client prefers; the first one where it does not say, or says too much."""
+    accept = request.META.get("HTTP_ACCEPT", "*/*")
+    if len(accept) > MAX_ACCEPT or accept.count(",") >= MAX_ACCEPTED:
+        return offered[0]
+    return _preferred(accept, offered)
+
+
 @lru_cache(maxsize=256)  # clients send few different headers, and weighing one takes longer than the rest of a refusal
-def preferred_type(accept: str) -> str | None:
-    """Return which of our media types an Accept header prefers."""
+def _preferred(accept: str, offered: tuple[str, ...]) -> str | None:
     request = HttpRequest()
     request.META["HTTP_ACCEPT"] = accept
     try:
-        return request.get_preferred_type([*MEDIA_TYPES])
+        return request.get_preferred_type([*offered])
     except (ValueError, LookupError):  # malformed in a way that Django does not handle
         return None
 

@@ -94,7 +94,7 @@ def _marker(key: str, unique: str) -> str:
 
 def _marker_ttl(words: list[Any]) -> int:
     """Return the ms after which a second refund would find nothing: the windows are over, and the buckets full."""
-    lives = []
+    lives: list[int] = []
     for start in range(0, len(words), CHARGE_SIZE):
         _, limit, window, capacity, ttl, _ = words[start : start + CHARGE_SIZE]
         lives.append(max(ttl, math.ceil(capacity * window / limit)))

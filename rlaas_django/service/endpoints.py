@@ -1,0 +1,177 @@
+"""The endpoints: what each asks of the limiter, and how it answers. No I/O; the views do it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from django.http import HttpRequest, HttpResponse
+
+from .. import backend, conf, limiter, stats
+from ..core.callers import Caller
+from ..core.decision import Decision
+from ..core.keys import EncodedIdentity
+from ..http import responses
+from ..http.identity import RequestIdentity
+from ..limiter import receipts
+from ..limiter.compiled import Check
+from . import answers
+from .answers import decision_json, decision_response, json_response, with_headers
+from .parsing import FIELDS, Subject, parse_subject, read_json, read_subject, require_fields, require_policy, subject_of
+from .problems import ProblemError
+
+MAX_BATCH = 1_000
+
+
+class Operation(NamedTuple):
+    """A call of the limiter, as a sync and as an async function, and what makes the response of its result."""
+
+    call: Callable[[], Any]
+    acall: Callable[[], Awaitable[Any]]
+    respond: Callable[[Any], HttpResponse]
+
+
+def check(request: HttpRequest, caller: Caller) -> Operation:
+    """Decide, and charge when allowed."""
+    as_text = request.method != "POST" and answers.wants_text(request)
+    subject = read_subject(request, caller)
+
+    def respond(decision: Decision) -> HttpResponse:
+        _record(request, decision)
+        response = decision_response(decision, caller, as_text=as_text)
+        response.headers["Vary"] = "Accept"
+        return response
+
+    return _check(subject, respond)
+
+
+def check_batch(request: HttpRequest, caller: Caller) -> Operation:
+    """Decide independent checks in one round trip; a bad one is an error in its place."""
+    body = read_json(request)
+    require_fields(body, ("checks",))
+    items = body.get("checks")
+    if not isinstance(items, list) or len(items) > MAX_BATCH:
+        raise ProblemError(400, f'"checks" should be a list of at most {MAX_BATCH:,} checks.')
+    planned: list[Check | ProblemError] = []
+    for item in items:
+        try:
+            planned.append(parse_subject(item, caller).plan())
+        except ProblemError as problem:
+            planned.append(problem)
+    checks = [each for each in planned if isinstance(each, Check)]
+
+    def respond(decisions: list[Decision]) -> HttpResponse:
+        results, decided = [], iter(decisions)
+        for each in planned:
+            if isinstance(each, ProblemError):
+                results.append({"error": each.members()})
+            else:
+                decision = next(decided)
+                _record(request, decision)
+                results.append(decision_json(decision, caller))
+        return json_response({"results": results})
+
+    return Operation(partial(limiter.check_each, checks), partial(limiter.acheck_each, checks), respond)
+
+
+def usage(request: HttpRequest, caller: Caller) -> Operation:
+    """Decide without charging."""
+    subject = read_subject(request, caller)
+
+    def respond(decision: Decision) -> HttpResponse:
+        if decision.unavailable:
+            return decision_response(decision, caller, as_text=False)
+        return with_headers(json_response(decision_json(decision)), decision)
+
+    arguments: Any = subject.identity, subject.policy_set
+    peek, apeek = partial(limiter.peek, *arguments), partial(limiter.apeek, *arguments)
+    return Operation(partial(peek, cost=subject.cost), partial(apeek, cost=subject.cost), respond)
+
+
+def refund(request: HttpRequest, caller: Caller) -> Operation:
+    """Refund the receipt of a check, once."""
+    body = read_json(request)
+    require_fields(body, ("receipt",))
+    try:
+        receipt = receipts.read(body["receipt"]) if isinstance(body.get("receipt"), str) else None
+    except ValueError as error:
+        raise ProblemError(400, str(error)) from None
+    if receipt is None:
+        raise ProblemError(400, '"receipt" should be the receipt of a check.')
+    for policy in receipt.policies:
+        require_policy(policy, caller)
+    calls = partial(receipts.refund, receipt), partial(receipts.arefund, receipt)
+    return Operation(*calls, lambda refunded: json_response({"refunded": refunded}))
+
+
+def reset(request: HttpRequest, caller: Caller) -> Operation:
+    """Delete what an identity used."""
+    subject = read_subject(request, caller, [field for field in FIELDS if field != "cost"])
+    arguments: Any = subject.identity, subject.policy_set.policies
+    calls = partial(limiter.reset, *arguments), partial(limiter.areset, *arguments)
+    return Operation(*calls, lambda deleted: json_response({"deleted": deleted}))
+
+
+def policies(_: HttpRequest, caller: Caller) -> HttpResponse:
+    return json_response(answers.policies_json(caller))
+
+
+def info(*_: Any) -> HttpResponse:
+    return json_response(answers.info_json())
+
+
+def health(*_: Any) -> Operation:
+    """Say whether Redis decides, for a load balancer; without addresses, as anybody may ask."""
+    identity = EncodedIdentity("health")
+
+    def respond(decision: Decision) -> HttpResponse:
+        servers = backend.topology().servers()
+        failing = sum(server.breaker.error is not None for server in servers)
+        reasons = ["Redis is unavailable."] if decision.degraded and not failing else []
+        if failing:
+            reasons = [f"{failing} of {len(servers)} Redis servers are unavailable."]
+        return json_response({"status": "DOWN" if reasons else "UP", "reasons": reasons}, 503 if reasons else 200)
+
+    return Operation(partial(limiter.peek, identity), partial(limiter.apeek, identity), respond)
+
+
+class ProxyIdentity(RequestIdentity):
+    """Whom a reverse proxy names in the headers X-RLaaS-User, X-RLaaS-IP and X-RLaaS-Token of its own request.
+
+    Not the request's own user and credential, which are the proxy's.
+    """
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        if key in ("user", "ip", "token"):
+            named = self.request.headers.get(f"X-RLaaS-{key}") or None
+            return super().get(key) if named is None and key == "ip" and conf.config().proxies else named
+        return super().get(key, default)
+
+
+def forward_auth(request: HttpRequest, caller: Caller, policies: str = "default", path: str | None = None) -> Operation:
+    """Decide a request that a reverse proxy asks about: 204 or 429, with headers and without a body.
+
+    Envoy appends the path of the original request, and takes only a 200 for allowed.
+    """
+    subject = subject_of(ProxyIdentity(request), policies.split(","), caller)
+
+    def respond(decision: Decision) -> HttpResponse:
+        _record(request, decision)
+        if not decision.allowed:
+            return decision_response(decision, caller, as_text=True)
+        return with_headers(HttpResponse(status=204 if path is None else 200), decision)
+
+    return _check(subject, respond)
+
+
+def _check(subject: Subject, respond: Callable[[Decision], HttpResponse]) -> Operation:
+    arguments: Any = subject.identity, subject.policy_set
+    call, acall = partial(limiter.check, *arguments), partial(limiter.acheck, *arguments)
+    return Operation(partial(call, cost=subject.cost), partial(acall, cost=subject.cost), respond)
+
+
+def _record(request: HttpRequest, decision: Decision) -> None:
+    stats.record(decision, request.method or "", request.path)
+    if not decision.allowed:
+        setattr(request, responses.SUPPRESSED, True)  # a refusal is an answer here, not an error that Django logs

@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 PARALLEL = -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all browser lint format servers cluster matrix coverage dist bench bench-quick instructions clean
+.PHONY: help install run test test-all browser lint format servers cluster matrix coverage docs dist bench bench-quick instructions clean
 
 help: ## List what can be done
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -78,6 +78,9 @@ coverage: $(VENV)/.installed ## Measure which lines and branches of the package 
 	$(BIN)/python -m coverage combine -q
 	$(BIN)/python -m coverage report
 
+docs: $(VENV)/.installed ## Build the documentation in site/; warnings are errors
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs site
+
 dist: $(VENV)/.installed ## Build the wheel and the sdist, and check them
 	rm -rf dist
 	$(BIN)/python -m build
@@ -93,4 +96,4 @@ instructions: ## Count a decision's instructions with valgrind; ARGS="--against 
 	$(PYTHON) -m benchmarks instructions $(ARGS)
 
 clean: ## Remove what was made here
-	rm -rf $(VENV) .bench .tox .servers .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* htmlcov build dist
+	rm -rf $(VENV) .bench .tox .servers .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* htmlcov build dist site

@@ -132,6 +132,19 @@ def test_a_policy_of_the_same_name_is_the_rule_s(site):
     assert site.statuses(3) == [200] * 3
 
 
+class Callable:
+    __slots__ = ()
+    __hash__ = None
+
+    def __call__(self, request):
+        return ok(request)
+
+
+def test_a_view_may_be_any_callable(site):
+    site.serve({"": rate_limit(OWN)(ok), "other": Callable()}, middleware=[OURS])
+    assert site.get("/other").status_code == 200
+
+
 def test_a_path_without_a_view_is_limited_by_the_rule(site, configure):
     site.serve({"page": rate_limit(OWN)(ok)}, middleware=[OURS])
     assert site.get("/nowhere").status_code == 404

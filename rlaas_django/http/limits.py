@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -83,7 +84,7 @@ def _limits_of_view(view: Callable[..., Any], request: HttpRequest) -> Iterator[
     """Return the limits that are certain to apply: of decorators above all others."""
     if request.method not in SAFE_METHODS and not getattr(view, "csrf_exempt", False):
         return  # or another site could use up its visitors' limits, by requests that Django rejects before the view
-    while (found := decorated.get(view)) is not None:
+    while isinstance(view, FunctionType) and (found := decorated.get(view)) is not None:
         limits, view = found
         if limits.methods is None or request.method in limits.methods:
             yield limits

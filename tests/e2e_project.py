@@ -31,10 +31,12 @@ RATE_LIMITER = {
         "login": {"rate": "2/h", "key": "ip"},
         "search": {"rate": "2/h", "key": "get:q", "algo": "token-bucket-algo", "burst": 3},
         "api": {"rate": "3/h", "key": "ip"},
+        "site": {"rate": "1000/d", "key": "global"},
     },
     "MIDDLEWARE": [
         {"path": "/default", "policies": ["default"]},
         {"path": "/api/", "policies": ["api"]},
+        {"path": "/shared/", "policies": ["site"]},
         {"path": "/", "exempt": True},
     ],
     "TRUSTED_PROXIES": ["127.0.0.1"],
@@ -104,6 +106,8 @@ LIMITS = {
     "load": rate_limit("500/d", key="header:X-Api-Key", group="load"),
     "less": rate_limit("100/d", key="header:X-Api-Key", group="less"),
 }
+APART = rate_limit("2/d", key="ip", charge_when=lambda response: True, group="apart")
+TOGETHER = rate_limit("2/d", key="ip", group="together")
 LOGIN = rate_limit("3/h", key="ip", charge_when=wrong, group="attempts")
 
 urlpatterns = [
@@ -113,6 +117,10 @@ urlpatterns = [
     path("healthz", lambda request: HttpResponse("ok")),
     path("class", Page.as_view()),
     path("async/class", AsyncPage.as_view()),
+    path("shared/apart", APART(ashow)),
+    path("shared/stacked", APART(TOGETHER(ashow))),
+    path("shared/together", TOGETHER(ashow)),
+    path("shared/def", APART(show)),
     path("attempts", LOGIN(login)),
     path("async/attempts", LOGIN(alogin)),
     *(path(name, limit(show)) for name, limit in LIMITS.items()),

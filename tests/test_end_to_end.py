@@ -7,8 +7,10 @@ import http.client
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +19,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from rlaas_django import Policy, peek
 from tests.http import (
     BROWSER,
     PROBLEM_JSON,
@@ -26,11 +29,14 @@ from tests.http import (
     counters,
     rate_limit_fields,
 )
+from tests.observation import assert_soon
 from tests.settings import REDIS
 
 ROOT = Path(__file__).parent.parent
 WORKERS = 8
 CLIENT = "203.0.113.9"
+FORWARDED = {"X-Forwarded-For": CLIENT}
+SITE = Policy("site", "1000/d", key="global")
 
 SERVERS = {
     "gunicorn": [
@@ -272,3 +278,29 @@ def test_many_requests_on_8_workers_admit_exactly_the_limit_of_each_of_ten_users
 def test_2000_requests_on_an_async_view_admit_exactly_the_limit_of_each_of_ten_users(uvicorn):
     seen, _ = load(uvicorn, "/async/less", {"less": (100, 86400)}, clients=8, connections=5, requests=50)
     assert seen == {(f"user-{n}", status): 100 for n in range(10) for status in (200, 429)}
+
+
+# Clients that hang up
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["apart", "stacked", "together", "def"])
+def test_refused_clients_that_hang_up_at_once_leave_a_shared_limit_as_it_was(uvicorn, where):
+    """Where the refund was cancelled with the request, 8 to 9 of 10 such requests used up a unit."""
+    request = f"GET /shared/{where} HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: {CLIENT}\r\n\r\n".encode()
+    allowed = statuses(lambda: httpx.get(f"http://127.0.0.1:{uvicorn}/shared/{where}", headers=FORWARDED), 3)
+    assert allowed == [200, 200, 429]
+
+    def hang_up(n):
+        with socket.create_connection(("127.0.0.1", uvicorn)) as client:
+            client.sendall(request)
+            if n % 2:  # a reset, and not an end
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(hang_up, range(600)))
+    # Answered after all that was sent before; refunds take another moment.
+    assert httpx.get(f"http://127.0.0.1:{uvicorn}/healthz").text == "ok"
+    assert_soon(lambda: peek({"global": ""}, SITE).current_count == 2)
+    time.sleep(0.5)
+    assert peek({"global": ""}, SITE).current_count == 2

@@ -10,7 +10,7 @@ class RlaasDjangoConfig(AppConfig):
     verbose_name = _("Rate limits")
 
     def ready(self) -> None:
-        from . import checks  # noqa: F401  (registers them)
+        from . import checks, server_checks  # noqa: F401  (registers them)
         from .http.responses import SuppressedRefusals
 
         logging.getLogger("django.request").addFilter(SuppressedRefusals())

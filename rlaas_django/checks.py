@@ -32,7 +32,7 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
     if config is not None:
         for check in CHECKS:
             problems += check(config)
-    return [_message(problem) for problem in problems]
+    return [as_message(problem) for problem in problems]
 
 
 @checks.register("security", deploy=True)
@@ -46,7 +46,7 @@ def check_proxies(**_: Any) -> list[checks.CheckMessage]:
         "and behind a unix socket they would have none.",
         'List the proxies, such as ["10.0.0.0/8"] or ["unix"]; [] says that clients connect directly.',
     )
-    return [_message(problem)]
+    return [as_message(problem)]
 
 
 @checks.register("caches", deploy=True)
@@ -68,10 +68,10 @@ def check_shared_cache(**_: Any) -> list[checks.CheckMessage]:
         'Add an alias of its own to CACHES, with another database such as "redis://.../1" or, better, another server, '
         "and name it in RATE_LIMITER['CACHE'].",
     )
-    return [_message(problem)]
+    return [as_message(problem)]
 
 
-def _message(problem: Problem) -> checks.CheckMessage:
+def as_message(problem: Problem) -> checks.CheckMessage:
     kind = checks.Error if problem.id.startswith("E") else checks.Warning
     return kind(problem.message, hint=problem.hint, id=f"rlaas_django.{problem.id}")
 

@@ -49,6 +49,7 @@ from rlaas_django.management.commands._rlaas import SUBCOMMANDS
 from rlaas_django.management.commands._rlaas.output import Output as CommandOutput
 from rlaas_django.management.commands._rlaas.output import Styled
 from rlaas_django.management.commands.rlaas import Command as RlaasCommand
+from rlaas_django.server_checks import check_eviction, check_rights
 from rlaas_django.service import auth as service_auth
 from rlaas_django.stats import recorder
 from rlaas_django.stats.background import paused as paused_background
@@ -97,8 +98,10 @@ __all__ = [
     "breaker_module",
     "cached_refusals",
     "check_each",
+    "check_eviction",
     "check_plan",
     "check_proxies",
+    "check_rights",
     "check_settings",
     "check_shared_cache",
     "circuit_breaker",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from django.core import checks
 
 from rlaas_django import backend
@@ -9,7 +12,17 @@ from tests.deployments import wait_until
 from tests.traffic import TIMEOUT
 
 IDENTITIES = [f"user-{n}" for n in range(2_000)]
-ACL_RULES = ("on", ">s3cret", "~rlaas:*", "+@all")  # for ACL SETUSER: a user with a password and our keys alone
+SECURITY = (Path(__file__).parent.parent / "docs" / "security.md").read_text()
+
+
+def _documented_rules() -> list[str]:
+    """Return the arguments of ACL SETUSER that the documentation gives, for a cluster too; the password is s3cret."""
+    single = re.search(r"^ACL SETUSER limiter (.+)$", SECURITY, re.MULTILINE)
+    cluster = re.search(r"On a Cluster add `(.+?)`", SECURITY)
+    return f"{single[1].replace('<password>', 's3cret')} {cluster[1]}".split()
+
+
+ACL_RULES = _documented_rules()
 
 
 # Seconds. For a test that needs a timeout, and whose other calls must not run into it because the machine is busy.

@@ -155,27 +155,19 @@ def server_state() -> SimpleNamespace:
     servers = backend.servers()
     commands = [("DBSIZE",), ("SCRIPT", "EXISTS", *(script.sha for script in SCRIPTS))]
     replies = [backend.run_commands(commands, server) for server in servers]
-    infos = [_info(server) for server in servers]
+    infos = [backend.server_info(server) for server in servers]
     version = infos[0].get("valkey_version") or infos[0].get("redis_version", "?")
     keys = sum(size for size, _ in replies)
     return SimpleNamespace(
         latency_ms=ping(),
         version=f"{infos[0].get('server_name', 'redis')} {version}",
+        eviction_policies=sorted({policy for info in infos if (policy := backend.eviction_policy(info))}),
         used_memory=sum(int(info.get("used_memory", 0)) for info in infos),
         keys=keys,
         rate_limit_memory=_rate_limit_memory(keys),
         # The version of each script, and whether it is loaded.
         scripts=[(script.version, all(loaded[i] for _, loaded in replies)) for i, script in enumerate(SCRIPTS)],
     )
-
-
-def _info(server: backend.Server) -> dict[str, str]:
-    """Return the fields of INFO; none if an ACL forbids the command."""
-    try:
-        (info,) = backend.run_commands([("INFO",)], server)
-    except backend.UnavailableError:
-        return {}
-    return dict(line.split(":", 1) for line in as_text(info).splitlines() if ":" in line)
 
 
 def _rate_limit_memory(size: int) -> int | None:

@@ -5,6 +5,7 @@ from .commands import Call, script_call
 from .errors import UnavailableError
 from .execution import ADMIN_TIMEOUT, aexecute, aexecute_each, execute, execute_each, run_commands, servers
 from .server import Server
+from .server_info import eviction_policy, server_info
 from .topology import Topology
 
 __all__ = [
@@ -16,12 +17,14 @@ __all__ = [
     "aexecute",
     "aexecute_each",
     "connection_options",
+    "eviction_policy",
     "execute",
     "execute_each",
     "redis_client",
     "registered_scripts",
     "run_commands",
     "script_call",
+    "server_info",
     "servers",
     "topology",
 ]

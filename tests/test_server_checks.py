@@ -67,7 +67,7 @@ def test_the_documented_rights_are_enough(log_in, admin_client):
     until = timezone.now() + timedelta(hours=1)
     Override.set("alice", "", "block", until, by="operator", reason="spam")
     assert not check("alice", policy).allowed
-    for page in ("changelist", "users", "refusals", "overrides"):
+    for page in ("changelist", "clients", "refusals", "overrides"):
         response = admin_client.get(reverse(f"admin:rlaas_django_ratelimit_{page}"))
         assert response.status_code == 200, page
 

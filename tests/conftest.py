@@ -40,7 +40,14 @@ from tests.internals import (
 from tests.outages import LONG_TIMEOUT, BreakerClock, ProxiedServer, SiteOnOneLoop
 
 NOW = 1_700_000_000_000  # 20 s into a window of a minute
-SLOW_FILES = {"test_multiplexer", "test_cluster", "test_deployments", "test_failure", "test_sentinel"}
+SLOW_FILES = {
+    "test_brief_trouble",
+    "test_cluster",
+    "test_deployments",
+    "test_failure",
+    "test_multiplexer",
+    "test_sentinel",
+}
 
 # No deadline: an example that takes long on a busy machine is no failure.
 hypothesis.settings.register_profile(

@@ -128,6 +128,24 @@ def test_a_connection_that_the_server_closed_while_idle_is_replaced(own, run):
     run(main())
 
 
+def test_calls_that_wait_for_a_connection_that_breaks_go_out_on_the_next(own, use, run):
+    with Proxy(own.url) as proxy:
+        use(proxy.url)
+
+        async def main():
+            assert not (await acheck("alice", ROOMY)).degraded
+            proxy.drop(of="EVALSHA", close=True)
+            tasks = [asyncio.create_task(acheck(f"user{n}", ROOMY)) for n in range(3 * MAX_BATCH)]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            proxy.pass_all()
+            return await asyncio.gather(*tasks)
+
+        decisions = run(main())
+        assert all(each.degraded for each in decisions[:MAX_BATCH])
+        assert not any(each.degraded for each in decisions[2 * MAX_BATCH :])
+        assert single_server().breaker.error is None
+
+
 def test_a_lost_reply_fails_the_batch_in_time_and_the_next_succeed(own, use, run, configure):
     configure(TIMEOUT=1)
     with Proxy(own.url) as proxy:

@@ -119,6 +119,46 @@ def test_open_breaker_makes_no_call_and_no_connection(limiter, target, use_url, 
     assert not limiter.check("alice", ROOMY).degraded
 
 
+def test_single_timeout_skips_no_call(limiter, target, use_url, breaker_clock):
+    use_url(target.proxy.url, TIMEOUT)
+    limiter.check("alice", ROOMY)
+    for _ in range(2):  # a reply in between starts over
+        target.proxy.drop()
+        assert limiter.check("alice", ROOMY).degraded
+        target.proxy.pass_all()
+        assert not limiter.check("alice", ROOMY).degraded
+
+
+def test_two_timeouts_in_a_row_open_the_breaker(limiter, target, use_url, breaker_clock):
+    use_url(target.proxy.url, TIMEOUT)
+    limiter.check("alice", ROOMY)
+    target.proxy.drop()
+    assert all(limiter.check("alice", ROOMY).degraded for _ in range(2))
+    target.proxy.pass_all()
+    assert limiter.check("alice", ROOMY).degraded
+    breaker_clock.tick_to_probe()
+    assert not limiter.check("alice", ROOMY).degraded
+
+
+def test_connection_closed_amid_a_call_costs_that_call_alone(limiter, target, use_url, breaker_clock):
+    use_url(target.proxy.url)
+    for n in range(3):
+        assert limiter.check("alice", ROOMY).current_count == 2 * n
+        target.proxy.drop(of="EVALSHA", close=True)
+        assert limiter.check("alice", ROOMY).degraded
+        target.proxy.pass_all()
+
+
+def test_new_connection_closed_amid_a_call_opens_the_breaker(limiter, target, use_url, breaker_clock):
+    use_url(target.proxy.url)
+    target.proxy.drop(of="EVALSHA", close=True)
+    assert limiter.check("alice", ROOMY).degraded
+    target.proxy.pass_all()
+    assert limiter.check("alice", ROOMY).degraded
+    breaker_clock.tick_to_probe()
+    assert not limiter.check("alice", ROOMY).degraded
+
+
 def test_usage_counted_locally_is_not_added_to_redis_afterwards(limiter, target, use_url, breaker_clock):
     use_url(target.node.url, TIMEOUT)
     policy = limited("local", key="user_or_ip")
@@ -172,7 +212,7 @@ def test_exhausted_pool_is_decided_by_on_failure(on_failure, site, target, use_u
     monkeypatch.setattr(pool_module, "MAX_WAIT", 0.02)
     site.serve(rate_limit(limited(on_failure))(ok))
     pool = connection_pool()
-    held = [pool.acquire(), pool.acquire()]
+    held = [pool.acquire()[0] for _ in range(2)]
     expected = {"open": [200] * 5, "closed": [503] * 5, "local": [200] * 4 + [429]}
     assert site.statuses(5) == expected[on_failure]
     assert circuit_breaker().error is None  # the server is not to blame
@@ -205,6 +245,18 @@ def test_breaker_opens_with_the_first_failure(breaker):
     assert breaker.error == "oops"
     assert not any(breaker.allows_call() for _ in range(100))
     assert breaker.skipped == 100
+
+
+def test_failure_that_does_not_open_the_breaker_does_so_the_second_time_in_a_row(breaker):
+    breaker.record_failure(ERROR, opens=False)
+    assert breaker.error is None
+    breaker.record_success()
+    breaker.record_failure(ERROR, opens=False)
+    assert breaker.error is None
+    assert breaker.allows_call()
+    breaker.record_failure(ERROR, opens=False)
+    assert breaker.error == "oops"
+    assert not breaker.allows_call()
 
 
 def test_open_breaker_allows_one_probe_per_interval(breaker, breaker_clock):

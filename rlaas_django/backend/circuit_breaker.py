@@ -16,11 +16,12 @@ JITTER = 0.25  # up to this share is added at random, so that processes do not p
 
 
 class CircuitBreaker:
-    """Closed while the server answers, open after a failure, half-open while a probe is under way."""
+    """Closed while the server replies, open after a failure, half-open while a probe is under way."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.error: str | None = None  # why it is open; None: closed. (An exception would keep its caller's frames.)
+        self.failed = False  # whether a call has failed since the last reply
         self.opened_at = 0.0
         self.skipped = 0  # calls that were not made while open
         self.interval = self._next_probe = self._next_line = 0.0
@@ -40,28 +41,33 @@ class CircuitBreaker:
             self._half_open = True
             return True
 
-    def record_failure(self, error: Exception) -> None:
-        """Open, or stay open for longer. Failures of calls that were under way when it opened change nothing."""
+    def record_failure(self, error: Exception, *, opens: bool = True) -> None:
+        """Open, or stay open for longer; with `opens=False` only if the call before failed, too.
+
+        Failures of calls that were under way when it opened change nothing.
+        """
         with self._lock:
             if self.error is not None and not self._half_open:
                 return
-            now = time.monotonic()
-            if self.error is None:
-                self.opened_at, self.skipped, self.interval = now, 0, FIRST_INTERVAL
-            else:
-                self.interval = min(2 * self.interval, MAX_INTERVAL)
-            self.error, self._half_open = str(error) or repr(error), False
-            self._next_probe = now + self._jittered()
+            opens, self.failed = opens or self.failed, True
+            if opens:
+                now = time.monotonic()
+                if self.error is None:
+                    self.opened_at, self.skipped, self.interval = now, 0, FIRST_INTERVAL
+                else:
+                    self.interval = min(2 * self.interval, MAX_INTERVAL)
+                self.error, self._half_open = str(error) or repr(error), False
+                self._next_probe = now + self._jittered()
         self.log_error(error)
 
     def record_success(self) -> None:
         """Close."""
-        if self.error is None:
+        if not self.failed:
             return
         with self._lock:
-            if self.error is None:
+            was_open, self.error, self.failed, self._half_open = self.error is not None, None, False, False
+            if not was_open:
                 return
-            self.error, self._half_open = None, False
             seconds, skipped = self.open_for, self.skipped
         log.warning("%s available again after %.1f s (%d calls skipped).", self.name, seconds, skipped)
 

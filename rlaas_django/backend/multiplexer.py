@@ -16,24 +16,33 @@ from typing import Any
 
 import redis
 
+from .circuit_breaker import CircuitBreaker
 from .commands import Call
 from .pool import FRESH
 
 MAX_BATCH = 128  # commands; a batch has one time limit
-GRACE = 0.01  # seconds for a loop that was blocked to read what has arrived meanwhile
+TICKS = 10  # parts of the time limit: a loop that is blocked for long has to read what has arrived meanwhile
 
 
 class Multiplexer:
     """Runs commands of one event loop on one server, each batch within `timeout` seconds."""
 
-    def __init__(self, connection: Any, timeout: float, on_failure: Callable[[Exception], Exception]) -> None:
+    def __init__(
+        self,
+        connection: Any,
+        timeout: float,
+        breaker: CircuitBreaker,
+        record_failure: Callable[[Exception, bool], Exception],
+    ) -> None:
         self.loop = asyncio.get_running_loop()
-        self._connection, self._timeout, self._on_failure = connection, timeout, on_failure
+        self._connection, self._timeout = connection, timeout
+        self._breaker, self._record_failure = breaker, record_failure
         self._waiting: deque[tuple[Call, asyncio.Future[Any]]] = deque()
         self._batch: list[tuple[Call, asyncio.Future[Any]]] = []  # sent, or about to be
         self._worker: asyncio.Task[None] | None = None
         self._idle: asyncio.Future[None] | None = None  # what the worker waits for while there is nothing to do
-        self._last_use = self._deadline = 0.0
+        self._is_new = True  # the connection: nothing was read from it yet
+        self._last_use, self._ticks_left = 0.0, 0
         self._timer: asyncio.TimerHandle | None = None
         self._timed_out = False
         self.reconnect = False  # before the next batch: behind the same address there may be another server now
@@ -75,14 +84,15 @@ class Multiplexer:
             self._stop(error)
 
     async def _exchange(self) -> None:
-        self._deadline = self.loop.time() + self._timeout
+        self._ticks_left = TICKS
         if self._timer is None:  # one for all batches: to set and cancel one for each takes a tenth of a call
-            self._timer = self.loop.call_at(self._deadline, self._check_deadline)
+            self._timer = self.loop.call_later(self._timeout / TICKS, self._tick)
         connection = self._connection
-        if self.reconnect or (self.loop.time() - self._last_use > FRESH and await self._is_stale()):
+        if self.reconnect or await self._is_stale():
             self.reconnect = False
             await connection.disconnect(nowait=True)
         if not connection.is_connected:
+            self._is_new = True
             try:
                 await connection.connect()
             except redis.ResponseError as error:  # to AUTH or SELECT
@@ -90,6 +100,7 @@ class Multiplexer:
         await connection.send_packed_command([call.packed for call, _ in self._batch], check_health=False)
         for call, future in self._batch:
             replies = [await self._read_reply() for _ in range(call.replies)]
+            self._is_new = False
             reply = replies if call.replies > 1 else replies[0]
             if future.done():
                 call.abandon(reply)
@@ -105,40 +116,48 @@ class Multiplexer:
 
     async def _is_stale(self) -> bool:
         """Return whether the server closed the connection, or sent something that nobody asked for."""
-        for _ in range(2):  # turns of the loop, in which it notices that the server closed the connection
+        after_pause = self.loop.time() - self._last_use > FRESH
+        for _ in range(2 * after_pause):  # turns of the loop, in which it notices that the server closed the connection
             await asyncio.sleep(0)
-        if not self._connection.is_connected:
+        connection = self._connection
+        if not connection.is_connected:
             return False
-        # redis-py < 8 has only the other name.
-        can_read = getattr(self._connection, "can_read", None) or self._connection.can_read_destructive
         try:
-            return bool(await can_read())
+            if hasattr(connection, "can_read"):
+                return bool(await connection.can_read())
+            return after_pause and bool(await connection.can_read_destructive())  # redis-py < 8, where it takes longer
         except redis.RedisError:
             return True
 
-    def _check_deadline(self, late: list[Any] | None = None) -> None:
+    def _tick(self) -> None:
         self._timer = None
-        if not self._batch:
+        if not self._batch or self._worker is None:
             return
-        if self.loop.time() < self._deadline:
-            self._timer = self.loop.call_at(self._deadline, self._check_deadline)
-        elif self._batch is not late:
-            self._timer = self.loop.call_later(GRACE, self._check_deadline, self._batch)
-        elif self._worker is not None:
+        if self._ticks_left == 0:
             self._timed_out = True
             self._worker.cancel()
+        else:
+            self._ticks_left -= 1
+            self._timer = self.loop.call_later(self._timeout / TICKS, self._tick)
 
     def _stop(self, error: Exception | None) -> None:
-        """Fail everything that was sent or is waiting: nobody knows what ran. Cancel it where the loop ends (None)."""
-        pending = [reply for _, reply in (*self._batch, *self._waiting) if not reply.done()]
+        """Fail what was sent, as nobody knows what ran. What was not goes out next, if the server is still available.
+
+        Without an error the loop ends, and all is cancelled.
+        """
+        failed = self._batch
         self._batch, self._worker, self._idle, self._timed_out = [], None, None, False
-        self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        failure = None if error is None else self._on_failure(error)
-        for reply in pending:
+        failure = None if error is None else self._record_failure(error, self._is_new)
+        if failure is None or self._breaker.error is not None:
+            failed += self._waiting
+            self._waiting.clear()
+        elif self._waiting:
+            self._worker = self.loop.create_task(self._run())
+        for _, reply in failed:
             if failure is None:
                 reply.cancel()
-            else:
+            elif not reply.done():
                 reply.set_exception(failure)

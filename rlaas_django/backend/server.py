@@ -74,11 +74,11 @@ class ConnectionOptions(NamedTuple):
         limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
         return self.connection_class(**self.options, **limits)
 
-    def async_connection(self, timeout: float) -> Any:
-        """Return a new connection for a loop, not connected yet; the multiplexer keeps the time of its replies."""
+    def async_connection(self) -> Any:
+        """Return a new connection for a loop, not connected yet; the multiplexer keeps the time."""
         kind = next(other for known, other in _ASYNC_CLASSES if issubclass(self.connection_class, known))
         options = {name: value for name, value in self.options.items() if name not in _SYNC_ONLY}
-        return kind(**options, retry=AsyncRetry(NoBackoff(), 0), socket_timeout=None, socket_connect_timeout=timeout)
+        return kind(**options, retry=AsyncRetry(NoBackoff(), 0), socket_timeout=None, socket_connect_timeout=None)
 
 
 class Server:
@@ -98,9 +98,10 @@ class Server:
 
     def send(self, call: Call, *, timeout: float | None = None, keep_errors: bool = False) -> Any:
         """Return the reply, or the list of replies; the first error among them is raised, or kept in its place."""
-        pool, connection, one_reply = self._pool, None, call.replies == 1 and not keep_errors
+        pool, connection, is_new = self._pool, None, True
+        one_reply = call.replies == 1 and not keep_errors
         try:
-            connection = pool.acquire()
+            connection, is_new = pool.acquire()
             connection.send_packed_command((call.packed,), check_health=False)
             if timeout is not None and not connection.can_read(timeout):
                 raise redis.TimeoutError
@@ -111,7 +112,7 @@ class Server:
             raise
         except BaseException as error:  # noqa: BLE001  (raised again)
             # Recorded first: a thread that waits for the connection would take it to a server that fails.
-            failure = self._record_failure(error, timeout) if isinstance(error, Exception) else error
+            failure = self._record_failure(error, is_new, timeout) if isinstance(error, Exception) else error
             try:
                 if connection is not None:
                     pool.discard(connection)
@@ -121,7 +122,7 @@ class Server:
             finally:
                 del failure  # or it and this frame, with the connection, would keep each other alive
         pool.release(connection)
-        if self.breaker.error is not None or not one_reply:
+        if self.breaker.failed or not one_reply:
             self._record_reply(reply, admin=timeout is not None, keep_errors=keep_errors)
         return reply
 
@@ -135,10 +136,10 @@ class Server:
         try:
             reply = await future
         except asyncio.CancelledError:
-            if not future.cancelled():  # the reply came in the same turn of the loop
+            if not future.cancelled() and future.exception() is None:  # the reply came in the same turn of the loop
                 call.abandon(future.result())
             raise
-        if type(reply) is not list or self.breaker.error is not None or call.replies > 1:
+        if type(reply) is not list or self.breaker.failed or call.replies > 1:
             self._record_reply(reply)
         return reply
 
@@ -150,8 +151,9 @@ class Server:
         for key in list(self._multiplexers):  # other threads add theirs meanwhile
             if key[1].is_closed():
                 self._multiplexers.pop(key, None)
-        connection = self.options.async_connection(self.timeout)
-        multiplexer = self._multiplexers[self, loop] = Multiplexer(connection, self.timeout, self._record_failure)
+        connection = self.options.async_connection()
+        multiplexer = Multiplexer(connection, self.timeout, self.breaker, self._record_failure)
+        self._multiplexers[self, loop] = multiplexer
         return multiplexer
 
     def _record_reply(self, reply: Any, *, admin: bool = False, keep_errors: bool = False) -> None:
@@ -178,16 +180,22 @@ class Server:
             if server is self:
                 multiplexer.reconnect = True
 
-    def _record_failure(self, error: Exception, timeout: float | None = None) -> Exception:
-        """Tell the breaker that a call had no reply; return the error as one of redis-py's."""
+    def _record_failure(self, error: Exception, is_new: bool, timeout: float | None = None) -> Exception:
+        """Tell the breaker that a call had no reply, on a new connection or not; return one of redis-py's errors."""
         if isinstance(error, PoolExhaustedError):
             self.breaker.log_error(error)
             return error
         if isinstance(error, (TimeoutError, redis.TimeoutError)):
             error = redis.TimeoutError(f"timeout after {timeout or self.timeout:g} s")
-        elif not isinstance(error, redis.RedisError):
-            error = redis.InvalidResponse(f"{self.name} did not reply as Redis does: {error!r}")
-        self.breaker.record_failure(error)
+            self.breaker.record_failure(error, opens=False)  # one slow call does not mean that the next one is slow
+        elif type(error) is redis.ConnectionError and not is_new:
+            # Closed by the server, or on the way to it. If the server is gone, the connection that replaces it fails.
+            self._pool.examine_idle()
+            self.breaker.log_error(error)
+        else:
+            if not isinstance(error, redis.RedisError):
+                error = redis.InvalidResponse(f"{self.name} did not reply as Redis does: {error!r}")
+            self.breaker.record_failure(error)
         return error
 
 

@@ -78,6 +78,28 @@ def test_after_a_second_redis_is_called_again(own, limiter, now):
     assert seen == ["EVALSHA"]
 
 
+def test_a_refusal_holds_until_its_wait_is_over_while_redis_is_unavailable(own, limiter, now):
+    policy = Policy("p", (2, 100))
+    use_up(limiter.check, policy)
+    own.kill()
+    for _ in range(3):
+        now(20)
+        refused, fresh = limiter.check("alice", policy), limiter.check("bob", policy)
+        assert (refused.allowed, refused.degraded) == (False, False)
+        assert (fresh.allowed, fresh.degraded) == (True, True)
+    assert 0 < refused.retry_after < 41
+    now(40)
+    assert limiter.check("alice", policy).degraded
+
+
+def test_a_refusal_that_was_reset_does_not_hold_while_redis_is_unavailable(own, limiter, now):
+    use_up(limiter.check)
+    limiter.reset("alice", POLICY)
+    own.kill()
+    now(1)
+    assert limiter.check("alice", POLICY).allowed
+
+
 def test_when_the_wait_is_over_redis_is_called(limiter):
     """On the real clock: a client that waits for retry_after, to the millisecond, is admitted."""
     policy = Policy("short", (1, 1))

@@ -12,6 +12,7 @@ from ..core.decision import Decision, Outcome, passes
 from ..core.policy import Policy
 from .compiled import Check
 from .local import LocalLimit, local_limiter
+from .refusal_cache import cached_refusals
 
 RETRY_AFTER = 1.0  # seconds that a client is told to wait when a policy fails closed
 
@@ -52,9 +53,11 @@ def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> tuple[list[
 
 
 def decide_all(check: Check) -> Decision:
-    """Decide every policy of a check."""
+    """Decide every policy of a check. A refusal that Redis has decided holds until its wait is over."""
     if not check.policy_set.enabled:
         return Decision(True, tuple(map(uncounted, check.policy_set.policies, check.identities)))
+    if check.charge and (refusal := cached_refusals().find(check, redis_unavailable=True)) is not None:
+        return refusal
     outcomes, allowed, receipts = decide(check, range(len(check.identities)), charge=check.charge)
     return Decision(allowed, tuple(outcomes), receipts)
 

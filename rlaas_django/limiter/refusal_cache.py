@@ -1,12 +1,14 @@
 """Refusals repeated from memory, so that an attack costs Redis nothing.
 
 A refusal with an exact wait stays true until the wait is over; only a refund, a reset or an override ends it earlier.
-In this process these invalidate it; those of other processes are seen within a second, which is as long as it is kept.
+In this process these invalidate it; those of other processes are seen within a second, which is as long as it is
+repeated while Redis is available. While it is not, a refusal holds until its wait is over.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterable
 from time import monotonic
 from typing import NamedTuple
@@ -16,7 +18,7 @@ from ..core import clock, registry
 from ..core.decision import Decision, Outcome
 from .compiled import Check
 
-MAX_AGE = 1.0  # seconds
+MAX_AGE = 1.0  # seconds, while Redis is available
 MAX_ENTRIES = 10_000
 EVERY_POLICY = "*"
 
@@ -25,23 +27,27 @@ class _Entry(NamedTuple):
     decision: Decision
     checked_at: float  # by this process' clock: the wait begins between this
     decided_at: float  # and this
-    expires_at: float
 
 
 class RefusalCache:
     """The latest refusals of one process."""
 
     def __init__(self) -> None:
-        self._entries: dict[object, _Entry] = {}
+        self._entries: OrderedDict[object, _Entry] = OrderedDict()  # the oldest first
         self._changed = {EVERY_POLICY: 0.0}  # by policy: when units of it were refunded or reset last
 
-    def find(self, check: Check) -> Decision | None:
+    def find(self, check: Check, *, redis_unavailable: bool = False) -> Decision | None:
         """Return the refusal of an equal check, if it still holds; its wait is shorter by its age."""
         entry = self._entries.get((check.policy_set, check.identities, check.cost)) if self._entries else None
         if entry is None or clock.frozen is not None:
             return None
         now = monotonic()
-        if now >= entry.expires_at or self._is_invalid(check, entry.checked_at):
+        age = now - entry.checked_at
+        if (
+            age >= entry.decision.retry_after
+            or (age >= MAX_AGE and not redis_unavailable)
+            or self._is_invalid(check, entry.checked_at)
+        ):
             return None
         return _later(entry.decision, now - entry.decided_at, check.policy_set.ttls)
 
@@ -56,10 +62,11 @@ class RefusalCache:
             or self._is_invalid(check, checked_at)
         ):
             return
-        if len(self._entries) >= MAX_ENTRIES:
-            self._entries.clear()  # they last for a second anyway
-        entry = _Entry(decision, checked_at, monotonic(), checked_at + min(decision.retry_after, MAX_AGE))
-        self._entries[check.policy_set, check.identities, check.cost] = entry
+        key = check.policy_set, check.identities, check.cost
+        self._entries.pop(key, None)
+        self._entries[key] = _Entry(decision, checked_at, monotonic())
+        if len(self._entries) > MAX_ENTRIES:
+            self._entries.popitem(last=False)
 
     def invalidate(self, policies: Iterable[str] = (EVERY_POLICY,)) -> None:
         """Drop the refusals by these policies that were checked before now."""

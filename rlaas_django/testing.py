@@ -6,36 +6,20 @@ With pytest, the plugin `rlaas_django.pytest_plugin` has fixtures that use these
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from django.http.response import HttpResponseBase
 
 from . import backend
-from .core import clock, process
+from .core import process
 from .core.clock import Clock
+from .core.clock import frozen_clock as frozen_clock
 
 KEYS = "rlaas:*"  # in Redis
 MAX_REQUESTS = 10_000  # that `exhaust` sends
 
 _embedded = itertools.count(1)
-
-
-@contextmanager
-def frozen_clock(ms: int | None = None) -> Iterator[Clock]:
-    """Every decision inside, in any thread or task, is made at this time; left out: the present.
-
-    >>> with frozen_clock() as clock:
-    ...     check("alice")
-    ...     clock.tick(60_000)
-    """
-    before, clock.frozen = clock.frozen, Clock(time.time_ns() // 1_000_000 if ms is None else int(ms))
-    try:
-        yield clock.frozen
-    finally:
-        clock.frozen = before
 
 
 def reset() -> None:

@@ -48,6 +48,13 @@ from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, loc
 from rlaas_django.management.commands._rlaas import SUBCOMMANDS
 from rlaas_django.management.commands._rlaas.output import Output as CommandOutput
 from rlaas_django.management.commands._rlaas.output import Styled
+from rlaas_django.management.commands._rlaas.replay.execution import Replay
+from rlaas_django.management.commands._rlaas.replay.log_lines import LineParser, parse_time
+from rlaas_django.management.commands._rlaas.replay.log_lines import Request as LogRequest
+from rlaas_django.management.commands._rlaas.replay.policies import parse_policy
+from rlaas_django.management.commands._rlaas.replay.report import report as replay_report
+from rlaas_django.management.commands._rlaas.replay.sources import Log
+from rlaas_django.management.commands._rlaas.replay.timeline import STEPS, Timeline
 from rlaas_django.management.commands.rlaas import Command as RlaasCommand
 from rlaas_django.server_checks import check_eviction, check_rights
 from rlaas_django.service import auth as service_auth
@@ -69,6 +76,7 @@ __all__ = [
     "SLIDING_WINDOW",
     "SLIDING_WINDOW_COMPACT",
     "SLIDING_WINDOW_COUNTER",
+    "STEPS",
     "SUBCOMMANDS",
     "TOKEN_BUCKET",
     "TOPOLOGY_THREAD",
@@ -81,18 +89,23 @@ __all__ = [
     "ConnectionOptions",
     "Decision",
     "EncodedIdentity",
+    "LineParser",
     "LocalLimit",
     "LocalLimiter",
     "LocalReply",
+    "Log",
+    "LogRequest",
     "NextAttempt",
     "Outcome",
     "Policy",
     "Pool",
     "Rate",
     "Refresher",
+    "Replay",
     "RlaasCommand",
     "SentinelTopology",
     "Styled",
+    "Timeline",
     "UnavailableError",
     "acheck_each",
     "breaker_module",
@@ -125,6 +138,8 @@ __all__ = [
     "next_attempt",
     "overrides",
     "pack_words",
+    "parse_policy",
+    "parse_time",
     "paused_background",
     "pool_module",
     "read_minutes",
@@ -133,6 +148,7 @@ __all__ = [
     "redis_key",
     "refresh_is_due",
     "refund_units",
+    "replay_report",
     "reset_statistics",
     "restore_limits",
     "run_background_jobs",

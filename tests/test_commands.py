@@ -70,7 +70,7 @@ def test_wrong_settings_are_an_error(settings):
 class TestOutput:
     def printed(self, *, style=None, encoding="utf-8") -> tuple[CommandOutput, io.TextIOWrapper]:
         raw = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
-        return CommandOutput(OutputWrapper(raw), style), raw
+        return CommandOutput(OutputWrapper(raw), OutputWrapper(raw), style), raw
 
     def text(self, raw) -> str:
         return raw.buffer.getvalue().decode()

@@ -1,6 +1,6 @@
 """Everything that talks to Redis, and the only package that imports redis-py and django-redis."""
 
-from .client import connection_options, redis_client, registered_scripts, topology
+from .client import connection_options, make_topology, redis_client, registered_scripts, topology
 from .commands import Call, script_call
 from .errors import UnavailableError
 from .execution import ADMIN_TIMEOUT, aexecute, aexecute_each, execute, execute_each, run_commands, servers
@@ -20,6 +20,7 @@ __all__ = [
     "eviction_policy",
     "execute",
     "execute_each",
+    "make_topology",
     "redis_client",
     "registered_scripts",
     "run_commands",

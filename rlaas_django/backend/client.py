@@ -65,7 +65,7 @@ def topology() -> Topology:
     found: Topology | None = config.derived.get(Topology)
     if found is None:
         with _lock:
-            found = config.derived.get(Topology) or _make_topology(config.cache, config.timeout)
+            found = config.derived.get(Topology) or make_topology(config.cache, config.timeout)
             config.derived[Topology] = found
     return found
 
@@ -77,7 +77,8 @@ def connection_options(alias: str) -> dict[str, Any]:
     return options
 
 
-def _make_topology(alias: str, timeout: float) -> Topology:
+def make_topology(alias: str, timeout: float) -> Topology:
+    """Return where the servers of a cache are, with connections and circuit breakers of their own."""
     nodes = _cluster_nodes(alias)
     if nodes:
         maximum = nodes[0].get("max_connections", MAX_CONNECTIONS)

@@ -33,6 +33,7 @@ MAX_COMPILED = 1024  # sets per process
 # What the scripts reply for each policy, after the time of the decision:
 # allowed, current_count, remaining, retry_after, reset_after, limit, charged_at (times in ms)
 REPLY_SIZE = 7
+ALLOWED, RETRY_AFTER = 1, 4  # of the first policy, by index
 # What a refund takes for each policy, after the check's unique id and cost: the policy's ScriptArguments, charged_at
 CHARGE_SIZE = 6
 NEVER_FITS = 2 * MAX_PRODUCT  # beyond every limit; a larger cost may be too long to send
@@ -57,10 +58,15 @@ process.on_fork(unique_ids.reset)
 class CompiledPolicySet:
     """Policies that are decided together."""
 
-    def __init__(self, policies: tuple[Policy, ...], config: Config, topology: backend.Topology) -> None:
+    def __init__(
+        self, policies: tuple[Policy, ...], config: Config, topology: backend.Topology, *, least_ttl: int = 0
+    ) -> None:
         self.policies, self.topology, self._encoding = policies, topology, config.encoding
         self.enabled = config.enabled
-        self.arguments = tuple(script_arguments(policy, config.algo) for policy in policies)
+        arguments = [script_arguments(policy, config.algo) for policy in policies]
+        # In ms. State is judged by its stamps, so a longer TTL changes no decision. The replay of a log needs one: its
+        # clock is not the server's.
+        self.arguments = tuple(each._replace(ttl=max(each.ttl, least_ttl)) for each in arguments)
         self.script = for_algorithms({each.algo for each in self.arguments})
         self.names = frozenset(policy.name for policy in policies)
         # Whole seconds; 0 for the fixed window, whose ttl depends on the time of the decision.

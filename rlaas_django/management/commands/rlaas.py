@@ -54,7 +54,7 @@ class Command(BaseCommand):
     def handle(self, *_: Any, **options: Any) -> None:
         """Run the subcommand, and exit with its code."""
         colours = self.stdout.isatty() or options["force_color"]
-        output = Output(self.stdout, self.style if colours else None, as_json=options["json"])
+        output = Output(self.stdout, self.stderr, self.style if colours else None, as_json=options["json"])
         try:
             code = SUBCOMMANDS[options["command"]].run(argparse.Namespace(**options), output)
         except backend.UnavailableError as error:

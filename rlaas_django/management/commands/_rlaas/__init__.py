@@ -13,7 +13,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Protocol
 
-from . import restore
+from . import replay, restore
 from .output import Output
 
 
@@ -28,5 +28,6 @@ class Subcommand(Protocol):
 
 
 SUBCOMMANDS: dict[str, Subcommand] = {
+    "replay": replay,
     "restore": restore,
 }

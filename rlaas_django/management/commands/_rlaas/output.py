@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,8 +23,10 @@ class Styled(NamedTuple):
 class Output:
     """The output of one subcommand; `as_json` says whether it was called with --json."""
 
-    def __init__(self, stdout: OutputWrapper, style: Style | None, *, as_json: bool = False) -> None:
-        self.stdout, self.as_json = stdout, as_json
+    def __init__(
+        self, stdout: OutputWrapper, stderr: OutputWrapper, style: Style | None, *, as_json: bool = False
+    ) -> None:
+        self.stdout, self.stderr, self.as_json = stdout, stderr, as_json
         self._style = style  # None: without colours
         self._encoding = getattr(stdout, "encoding", None) or "utf-8"
 
@@ -35,6 +38,10 @@ class Output:
     def line(self, *parts: object, sep: str = "") -> None:
         """Print a line of texts, some of them `Styled`."""
         self.stdout.write(sep.join(self._shown(part) for part in parts))
+
+    def warn(self, text: str) -> None:
+        """Print a line to standard error, beside the results."""
+        self.stderr.write(self._text(text))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Print a table; a column whose name begins with > is aligned to the right."""
@@ -62,3 +69,18 @@ class Output:
         if self._style is None or not isinstance(part, Styled):
             return text
         return str(getattr(self._style, part.style)(text))
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as `0.4 s`, `38 s`, `4 min 10 s`, `2 h 5 min` or `3 d 4 h`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s".replace(".0 s", " s")
+    left = math.ceil(seconds)
+    parts = [(left // 86_400, "d"), (left // 3_600 % 24, "h"), (left // 60 % 60, "min"), (left % 60, "s")]
+    first = next(i for i, (number, _) in enumerate(parts) if number)
+    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
+
+
+def percent(share: float) -> str:
+    """Return a share as `12.3 %`, with three digits that matter."""
+    return f"{100 * share:.3g} %" if share < 0.0999 else f"{100 * share:.1f} %"

@@ -1,0 +1,145 @@
+"""Run the requests of a log through the real scripts, on the log's own clock, under keys of its own."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..... import backend
+from .....backend.commands import Call, pack
+from .....core.policy import Policy
+from .....limiter.compiled import UniqueIds
+from .candidates import MAX_CLIENTS, Candidate, Client, Run, identity_of
+from .log_lines import Request
+from .timeline import Timeline
+
+TIMEOUT = 30.0  # seconds; nobody waits for a replayed request
+CALLS_PER_BATCH = 1000
+BATCHES_UNDER_WAY = 2
+DELETED_TOGETHER = 10_000
+
+Entries = list[list[tuple[Client, int]]]  # per candidate: the clients and times of requests
+
+
+@dataclass
+class Batch:
+    """Requests whose checks are sent together, and keys that are deleted with them."""
+
+    entries: Entries
+    old_keys: list[str]
+    replies: Future[list[Any]] | None = None
+
+
+class Replay:
+    """Candidates beside each other, on one log. Use it as a context manager: it deletes its keys."""
+
+    def __init__(self, policies: Sequence[tuple[str, Policy]], algorithms: Sequence[str], cache: str) -> None:
+        self.topology = backend.make_topology(cache, TIMEOUT)
+        prefix, numbers = f"replay-{secrets.token_hex(4)}", itertools.count()
+        self.candidates = []
+        for text, policy in policies:
+            chosen = zip([policy.algo] if policy.algo else algorithms, numbers, strict=False)
+            runs = [Run(i, replace(policy, name=f"{prefix}.{i}", algo=algo), self.topology) for algo, i in chosen]
+            self.candidates.append(Candidate(text, policy, runs))
+        self._runs = sum(len(candidate.runs) for candidate in self.candidates)
+        self.timeline = Timeline(1 + self._runs)
+        self.left_behind = 0  # keys that could not be deleted, and expire
+        self._unique = itertools.count(10 ** (UniqueIds.LENGTH - 1))
+        # While the server runs a batch, the next one is read and packed here.
+        self._worker = ThreadPoolExecutor(1)
+        self._under_way: deque[Batch] = deque()
+
+    def __enter__(self) -> Replay:
+        return self
+
+    def run(self, requests: Iterable[list[Request]], progress: Callable[[], None]) -> None:
+        """Replay requests, sorted by time."""
+        for entries in self._entries(requests):
+            self._send(entries)
+            while len(self._under_way) >= BATCHES_UNDER_WAY:
+                self._receive()
+            for candidate in self.candidates:
+                if len(candidate.clients) > MAX_CLIENTS:
+                    self._receive_all()
+                    self._forget_idle(candidate)
+            progress()
+        self._receive_all()
+        for candidate in self.candidates:
+            candidate.sum_up(candidate.clients.values())
+
+    def _entries(self, requests: Iterable[list[Request]]) -> Iterator[Entries]:
+        """Yield as many requests as make a batch."""
+        size = max(1, CALLS_PER_BATCH // self._runs)
+        for chunk in requests:
+            for start in range(0, len(chunk), size):
+                part = chunk[start : start + size]
+                for request in part:
+                    self.timeline.add(request.at, 0)
+                yield [
+                    [(client, request.at) for request in part if (client := candidate.client(request)) is not None]
+                    for candidate in self.candidates
+                ]
+
+    def _send(self, entries: Entries) -> None:
+        calls, unique = [], self._unique
+        for candidate, chosen in zip(self.candidates, entries, strict=True):
+            for client, now in chosen:
+                words = identity_of(client.number), str(now), str(next(unique))
+                calls += [run.call(*words) for run in candidate.runs]
+        old_keys = [run.key(client, index) for each in self.candidates for run, client, index in each.old_windows]
+        calls += [_deletion(key) for key in old_keys]
+        batch = Batch(entries, old_keys)
+        self._under_way.append(batch)  # before it is sent, so that its keys are deleted whatever happens
+        for candidate in self.candidates:
+            candidate.old_windows.clear()
+        batch.replies = self._worker.submit(backend.execute_each, self.topology, calls)
+
+    def _receive(self) -> None:
+        batch = self._under_way[0]
+        replies = iter(batch.replies.result() if batch.replies else ())
+        for candidate, entries in zip(self.candidates, batch.entries, strict=True):
+            candidate.read(entries, replies, self.timeline)
+        self._under_way.popleft()
+
+    def _receive_all(self) -> None:
+        while self._under_way:
+            self._receive()
+
+    def _forget_idle(self, candidate: Candidate) -> None:
+        """Sum up the clients that were idle the longest, and delete their keys."""
+        idle = candidate.idle_clients()
+        self._delete(run.key(client, client.demand.index) for client in idle.values() for run in candidate.runs)
+        candidate.forget(idle)
+
+    def __exit__(self, *_: object) -> None:
+        """Delete the keys."""
+        self._worker.shutdown(cancel_futures=True)
+        self._delete(self._keys())
+        self.topology.close()
+
+    def _keys(self) -> Iterator[str]:
+        """Yield every key that may be there."""
+        for candidate in self.candidates:
+            for run in candidate.runs:
+                yield from (run.key(client, client.demand.index) for client in candidate.clients.values())
+            yield from (run.key(client, index) for run, client, index in candidate.old_windows)
+        for batch in self._under_way:
+            yield from batch.old_keys
+            for candidate, entries in zip(self.candidates, batch.entries, strict=True):
+                length = candidate.policy.window * 1000
+                yield from (run.key(client, now // length) for client, now in entries for run in candidate.runs)
+
+    def _delete(self, keys: Iterable[str]) -> None:
+        keys = iter(keys)
+        while part := [_deletion(key) for key in itertools.islice(keys, DELETED_TOGETHER)]:
+            replies = backend.execute_each(self.topology, part)
+            self.left_behind += sum(isinstance(reply, Exception) for reply in replies)
+
+
+def _deletion(key: str) -> Call:
+    return Call(None, key, pack(("UNLINK", key)))

@@ -46,7 +46,7 @@ DEFAULTS: dict[str, Any] = {
     "SERVICE": {},
 }
 SERVICE_OPTIONS = ("TOKENS", "AUTHENTICATE")
-POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow")
+POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow", "label")
 HEADER_FAMILIES = ("RateLimit", "X-RateLimit")
 REDIS_BACKENDS = "django_redis.cache.RedisCache or django.core.cache.backends.redis.RedisCache"
 PROXY_HEADERS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
 from typing import Any
 
@@ -21,7 +21,7 @@ from .core.request_options import check_cost, check_function, cost_problem, pars
 from .http.gate import aenter, enter
 from .http.limits import Limits, decorated
 from .http.responses import Respond
-from .http.view_names import owner_of, policy_name, view_name
+from .http.view_names import owner_of, policy_name, view_label, view_name
 
 View = Callable[..., Any]
 Options = dict[str, Any]
@@ -34,6 +34,7 @@ def rate_limit(
     method: str | Iterable[str] | None = None,
     cost: int | Callable[[HttpRequest], int] | str = 1,
     group: str | None = None,
+    label: str | None = None,
     algo: str | None = None,
     burst: int | None = None,
     on_failure: str | None = None,
@@ -52,7 +53,14 @@ def rate_limit(
     >>> @rate_limit("10/s", "1000/h", key="user")
     >>> @rate_limit("5/m", key="ip", charge_when=lambda response: response.status_code == 401)
     """
-    given = {"key": key, "algo": algo, "burst": burst, "on_failure": on_failure, "shadow": shadow or None}
+    given = {
+        "key": key,
+        "algo": algo,
+        "burst": burst,
+        "on_failure": on_failure,
+        "shadow": shadow or None,
+        "label": label,
+    }
     options = {option: value for option, value in given.items() if value is not None}
     applied = {
         "cost": cost,
@@ -122,7 +130,7 @@ class RateLimit:
     def __init__(self, rates: tuple[Any, ...], options: Options, group: str | None, applied: Options) -> None:
         self.rates = tuple(map(_parse, rates)) or (DEFAULT,)
         self.options, self.group, self.applied = options, group, applied
-        _check_options(group, applied)
+        _check_options({"group": group, "label": options.get("label")}, applied)
         conf.require_app()
         self.views: dict[str, Limits] = {}  # by name
         self.named = tuple(rate for rate in self.rates if isinstance(rate, (str, Policy)))
@@ -130,7 +138,7 @@ class RateLimit:
             words = " and ".join([*options, *(["group"] if group else [])])
             given = f"{', '.join(repr(str(each)) for each in rates)} names a policy" if rates else "there is none"
             raise PolicyError(f"{words}: for a rate of the view's own, but {given}; {RATE_FORMS}.")
-        self._provisional = self._policies(group or "view")
+        self._provisional = self._policies(group or "view", group or "view")
         registry.sources.add(self)
 
     def __call__(self, view: Any) -> Any:
@@ -161,24 +169,31 @@ class RateLimit:
     def _policies_for(self, view: Any, name: str) -> tuple[str | Policy, ...]:
         """Name the rates after the view; those of a second decorator on the same view get counters of their own."""
         if self.group:
-            return self._policies(self.group)
+            return self._policies(self.group, self.group)
         below = [limits for each in getattr(view, "rate_limited_by", ()) for limits in each.views.values()]
-        taken = {policy.name for limits in below for policy in limits.policies if isinstance(policy, Policy)}
-        for number in itertools.count(1):
-            policies = self._policies(name if number == 1 else f"{name}-{number}")
-            if taken.isdisjoint(str(policy) for policy in policies if policy not in self.named):
+        others = [policy for limits in below for policy in limits.policies if isinstance(policy, Policy)]
+        names, labels = {each.name for each in others}, {each.label for each in others} | {*map(str, self.named)}
+        own = [i for i, rate in enumerate(self.rates) if rate not in self.named]
+        for label in _numbered(view_label(view)):
+            policies: Any = self._policies(name, label)
+            if "label" in self.options or labels.isdisjoint(policies[i].label for i in own):
                 break
-        return policies
+        for unused in _numbered(name):
+            policies = self._policies(unused, label)
+            if names.isdisjoint(policies[i].name for i in own):
+                break
+        return tuple(policies)
 
-    def _policies(self, name: str) -> tuple[str | Policy, ...]:
+    def _policies(self, name: str, label: str) -> tuple[str | Policy, ...]:
         """Return the policies; rates are named after the view, and of several each has its window in the name."""
         rates = [rate for rate in self.rates if not isinstance(rate, (str, Policy))]
         policies = list(self.rates)
         for i, rate in enumerate(self.rates):
             if rate in rates:
                 ending = f"{rate.window}s" if isinstance(rate, Rate) else str(rates.index(rate) + 1)
-                unique = policy_name(name, f"-{ending}" if len(rates) > 1 else "")
-                policies[i] = Policy(unique, rate, **self.options)
+                ending = f"-{ending}" if len(rates) > 1 else ""
+                shown = self.options["label"] + ending if "label" in self.options else policy_name(label, ending)
+                policies[i] = Policy(policy_name(name, ending), rate, **{**self.options, "label": shown})
         if len({str(policy) for policy in policies}) < len(policies):
             listed = ", ".join(map(str, self.rates))
             raise PolicyError(f"{listed}: two of these are the same policy, or two rates over the same window.")
@@ -188,10 +203,15 @@ class RateLimit:
         return tuple(policies)
 
 
-def _check_options(group: Any, applied: Options) -> None:
-    """Raise PolicyError for an option that is not about rates and has an invalid value."""
-    if not isinstance(group, str | None):
-        raise PolicyError(f"The group {group!r} is not text.")
+def _numbered(text: str) -> Iterator[str]:
+    return (text if number == 1 else f"{text}-{number}" for number in itertools.count(1))
+
+
+def _check_options(texts: Options, applied: Options) -> None:
+    """Raise PolicyError for an invalid value of an option that is not about rates."""
+    for option, text in texts.items():
+        if not isinstance(text, str | None):
+            raise PolicyError(f"The {option} {text!r} is not text.")
     for option in ("block", "charge_on_error"):
         if type(applied[option]) is not bool:
             raise PolicyError(f"{option} {applied[option]!r} is not True or False.")

@@ -6,6 +6,8 @@ import asyncio
 import functools
 import inspect
 import itertools
+import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -111,11 +113,100 @@ def test_a_rate_function_as_a_keyword_is_never_taken_for_the_view(kind):
     assert view.__name__ == "ok"
 
 
-def test_a_rate_on_a_view_is_named_after_the_view(site, clock):
+def test_a_rate_on_a_view_is_counted_under_the_name_of_the_view(site, client):
     view = site.serve(rate_limit("1/m")(site.view(ok)))
     site.get()
-    assert_refusal(site.get(), policies={"tests.http.ok": (1, 60)}, violated=["tests.http.ok"], wait=60)
+    assert counters(client) == ["rlaas:rate_limit:tests.http.ok/ip=203.0.113.9"]
     assert own_policy(view) == "tests.http.ok"
+
+
+# Labels
+
+
+def page(request):
+    return HttpResponse("ok")
+
+
+def hourly(request):
+    return HttpResponse("ok")
+
+
+class Page(View):
+    def get(self, request):
+        return HttpResponse("ok")
+
+    def post(self, request):
+        return HttpResponse("ok")
+
+
+def labels_of(view, request=None):
+    """Return the labels in the headers of an allowed response and in those and the body of a refusal."""
+    seen = []
+    while True:
+        response = call(view, request or RequestFactory().get("/"))
+        seen += [re.findall(r'"([^"]*)"', response.headers[name]) for name in ("RateLimit-Policy", "RateLimit")]
+        if response.status_code == 429:
+            seen.append(json.loads(response.content)["violated-policies"])
+            return seen
+
+
+@pytest.mark.parametrize(
+    ("view", "label"),
+    [
+        (rate_limit("1/m")(page), "page"),
+        (rate_limit("1/m", group="auth")(page), "auth"),
+        (rate_limit("1/m", group="auth.by-address")(page), "auth.by-address"),
+        (rate_limit("1/m", label="Log-ins (by address)")(page), "Log-ins (by address)"),
+        (rate_limit("1/m", group="auth", label="a;b, c")(page), "a;b, c"),
+        (rate_limit("1/m")(as_kind("async def", page)), "page"),
+        (rate_limit("1/m")(lambda request: HttpResponse("ok")), "-lambda-"),
+        (rate_limit("1/m")(functools.partial(page)), "page"),
+        (rate_limit("1/m")(type("Page", (Page,), {})).as_view(), "Page"),
+        (rate_limit("1/m")(Page.as_view()), "Page"),
+        (method_decorator(rate_limit("1/m"), name="dispatch")(type("Page", (Page,), {})).as_view(), "Page"),
+        (method_decorator(rate_limit("1/m"), name="get")(type("Page", (Page,), {})).as_view(), "Page-get"),
+        (type("Page", (Page,), {"get": rate_limit("1/m")(Page.get)}).as_view(), "Page-get"),
+        (rate_limit("1/m")(api_view()(lambda request: Response("ok"))), "-lambda-"),
+        (rate_limit(Policy("p", "1/m"))(page), "p"),
+        (rate_limit(Policy("p", "1/m", label="shown"))(page), "shown"),
+        (rate_limit("labelled")(page), "Search"),
+    ],
+)
+def test_clients_see_a_label_and_never_a_python_path(configure, view, label):
+    configure(POLICIES={"labelled": {"rate": "1/m", "label": "Search"}})
+    assert labels_of(view) == [[label]] * 5
+
+
+def test_of_several_rates_each_label_has_its_window():
+    view = rate_limit("9/s", "1/h", label="log-ins")(page)
+    assert labels_of(view)[:2] == [["log-ins-1s", "log-ins-3600s"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("view", "labels"),
+    [
+        (rate_limit("hourly", "9/d")(page), ["hourly", "page"]),
+        (rate_limit("hourly", "9/d", key="ip")(hourly), ["hourly", "hourly-2"]),
+        (rate_limit("9/h")(rate_limit("9/d")(page)), ["page-2", "page"]),
+        (rate_limit("9/h", label="x")(rate_limit("9/d", label="x")(page)), ["x", "x-2"]),
+    ],
+)
+def test_two_policies_of_a_request_have_two_labels(view, labels):
+    response = call(view)
+    assert re.findall(r'"([^"]*)"', response.headers["RateLimit"]) == labels
+    assert re.findall(r'"([^"]*)"', response.headers["RateLimit-Policy"]) == labels
+
+
+def test_a_label_does_not_change_the_counter(client):
+    for label in ("one", "other"):
+        call(rate_limit("9/m", label=label)(page))
+    assert len(counters(client)) == 1
+
+
+@pytest.mark.parametrize("label", ['a"b', "a\\b", "ä", "a\nb", "a" * 101, 5])
+def test_a_label_that_a_header_cannot_carry_is_an_error_at_import(label):
+    with pytest.raises(PolicyError, match="label"):
+        rate_limit("5/m", label=label)
 
 
 @both_ways
@@ -207,7 +298,7 @@ def test_only_the_named_methods_are_limited_and_head_goes_with_get(site, method,
         assert [response.status_code for response in responses] == [200, 429 if each in limited else 200]
         assert ("RateLimit" in responses[0].headers) == (each in limited)
         if each in limited:
-            assert_refusal(responses[1], policies=["tests.http.ok"])
+            assert_refusal(responses[1], policies=["ok"])
 
 
 # Cost
@@ -219,7 +310,7 @@ def test_a_request_is_charged_its_cost(site, cost, clock):
     site.serve(rate_limit("5/m", cost=cost)(site.view(ok)))
     responses = [site.get() for _ in range(3)]
     assert [response.headers["X-RateLimit-Remaining"] for response in responses] == ["3", "1", "1"]
-    assert_refusal(responses[2], policies={"tests.http.ok": (5, 60)}, wait=60)
+    assert_refusal(responses[2], policies={"ok": (5, 60)}, wait=60)
 
 
 def test_a_cost_of_0_charges_nothing(site, client):
@@ -230,7 +321,7 @@ def test_a_cost_of_0_charges_nothing(site, client):
 
 def test_a_cost_over_the_limit_is_refused_without_retry_after(site):
     site.serve(rate_limit("5/m", cost=lambda request: 6)(site.view(ok)))
-    assert_refusal(site.get(), policies={"tests.http.ok": (5, 60)}, wait=None)
+    assert_refusal(site.get(), policies={"ok": (5, 60)}, wait=None)
 
 
 @pytest.mark.parametrize("cost", [-1, 1.5, "2", None, True, object()])
@@ -663,7 +754,7 @@ def test_an_own_response_may_be_a_template_response(site, clock, settings):
     site.serve(own(site.view(ok)))
     site.get()
     refused = site.get()
-    assert_refusal(refused, policies=["tests.http.ok"], own_body=True)
+    assert_refusal(refused, policies=["ok"], own_body=True)
     assert refused.content == b"Wait 60.0"
 
 
@@ -1095,6 +1186,7 @@ def test_an_inner_decorator_refuses_what_an_outer_one_only_annotated(site, clock
         ([Policy("p", "5/m")], {"cost": 6}, "the cost 6 exceeds 5"),
         (["login"], {"algo": TOKEN_BUCKET}, "algo"),
         (["login"], {"shadow": True}, "shadow"),
+        (["login"], {"label": "Log-ins"}, "label"),
         ([Policy("p", "5/m")], {"group": "g"}, "group"),
         (["5/m", "6/60"], {}, "6/m"),
         (["login", "login"], {}, "login"),

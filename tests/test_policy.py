@@ -192,6 +192,11 @@ def test_every_documented_key_is_accepted():
     assert Policy("p", "5/m", key=Hashable("X-Tenant"))
 
 
+def test_the_label_of_a_policy_is_its_name_unless_it_has_one():
+    assert Policy("p", "5/m").label == "p"
+    assert Policy("p", "5/m", label="Log-ins").label == "Log-ins"
+
+
 def test_a_policy_cannot_be_changed():
     with pytest.raises(AttributeError):
         Policy("p", "5/m").name = "other"

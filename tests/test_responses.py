@@ -348,7 +348,7 @@ def test_a_large_quota_fits_a_structured_field(site):
 
 
 def test_a_request_that_can_never_pass_has_no_retry_after(site, algo, clock):
-    site.serve(rate_limit("5/m", cost=6, algo=algo, group="g")(site.view(ok)))
+    site.serve(rate_limit("5/m", cost=lambda request: 6, algo=algo, group="g")(site.view(ok)))
     refusal = assert_refusal(site.get(), policies={"g": (5, 60)}, violated=["g"], wait=None)
     assert refusal.usage == {"g": (5, 0)}
     for accept in (HTML, TEXT):

@@ -47,6 +47,7 @@ _UNITS = {
 _RATE = re.compile(rf"([0-9]{{1,16}})/(?=.)([0-9]{{0,16}})({'|'.join(_UNITS)})")
 MAX_NAME_LENGTH = 100
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+LABEL = re.compile(r"[ !#-\[\]-~]{1,100}")  # what a string of a structured field (RFC 9651) has without escapes
 DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
@@ -138,12 +139,15 @@ class Policy:
     burst: int | None = None
     on_failure: str = "open"
     shadow: bool = False
+    label: str = ""  # what clients see in headers and bodies; by default the name
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and NAME.fullmatch(self.name)):
             raise PolicyError(f"{self.name!r} is not a policy name; write 1 to 100 of A-Z a-z 0-9 _ . -")
         if not callable(self.rate):
             object.__setattr__(self, "rate", Rate.parse(self.rate))
+        if self.label == "":
+            object.__setattr__(self, "label", self.name)
         for problem in self._problems():
             raise PolicyError(f"Policy {self.name!r}: {problem}")
 
@@ -159,6 +163,8 @@ class Policy:
             yield unknown_algorithm(self.algo)
         if self.on_failure not in FAILURE_MODES:
             yield f"on_failure {self.on_failure!r} is not one of {', '.join(FAILURE_MODES)}."
+        if not (isinstance(self.label, str) and LABEL.fullmatch(self.label)):
+            yield f'label {self.label!r} is not 1 to 100 printable ASCII characters without " and \\.'
         if type(self.shadow) is not bool:
             yield f"shadow {self.shadow!r} is not True or False."
         if self.burst is not None:

@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from .. import conf
-from ..core.decision import Decision, strictest
+from ..core.decision import Decision, Outcome, strictest
 from ..core.policy import Rate
 from . import page as refusal_page
 
@@ -85,13 +85,20 @@ def add_refusal_headers(response: HttpResponseBase, decision: Decision) -> None:
 
 def add_headers(response: HttpResponseBase, decision: Decision | None) -> None:
     """Add the figures of every enforced policy; those that are there are replaced."""
-    enforced, policies, usage = [], [], []
+    enforced: list[Outcome] = []
+    labels: set[str] = set()
+    policies, usage = [], []
     for outcome in () if decision is None else decision.outcomes:
+        policy = outcome.policy
         # Without Redis there are figures only where this process counts.
-        if not outcome.policy.shadow and (not outcome.degraded or outcome.policy.on_failure == "local"):
+        if not policy.shadow and (not outcome.degraded or policy.on_failure == "local"):
+            label = policy.label
+            if label in labels:  # of a policy of a rule, and of the view
+                label = f"{label}-{len(labels) + 1}"
+            labels.add(label)
             enforced.append(outcome)
-            policies.append(_policy_item(outcome.policy.name, outcome.limit, outcome.policy.rate, outcome.policy.burst))
-            usage.append(f'"{outcome.policy.name}";r={outcome.remaining};t={math.ceil(outcome.reset_after)}')
+            policies.append(_policy_item(label, outcome.limit, policy.rate, policy.burst))
+            usage.append(f'"{label}";r={outcome.remaining};t={math.ceil(outcome.reset_after)}')
     if not enforced:
         return
     families, headers = conf.config().headers, response.headers
@@ -109,12 +116,12 @@ def whole_seconds(wait: float) -> int:
     return max(1, math.ceil(wait))
 
 
-# Structured fields (RFC 9651). A policy's name has no character that its quotes would have to escape.
+# Structured fields (RFC 9651). A policy's label has no character that its quotes would have to escape.
 @lru_cache(maxsize=1024)
-def _policy_item(name: str, limit: int, rate: Rate, burst: int | None) -> str:
+def _policy_item(label: str, limit: int, rate: Rate, burst: int | None) -> str:
     # The seconds in which the quota is refilled: of a bucket the time to fill it, so that q / w is its rate.
     window = rate.window if limit != burst else math.ceil(rate.window * limit / rate.limit)
-    return f'"{name}";q={limit};w={window}'
+    return f'"{label}";q={limit};w={window}'
 
 
 def _status(decision: Decision) -> int:
@@ -139,7 +146,7 @@ def detail(decision: Decision) -> str:
 
 
 def _problem(decision: Decision) -> HttpResponse:
-    violated = tuple(each.policy.name for each in decision.outcomes if not each.allowed and not each.policy.shadow)
+    violated = tuple(each.policy.label for each in decision.outcomes if not each.allowed and not each.policy.shadow)
     body = _problem_body(decision.unavailable, title(decision), detail(decision), violated)
     # With its length, so that the server does not send it in chunks.
     headers = {"Content-Type": PROBLEM_JSON, "Content-Length": str(len(body)), "Vary": "Accept"}

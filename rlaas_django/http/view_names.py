@@ -30,6 +30,18 @@ def view_name(view: Any) -> str:
     return f"{named.__module__}.{getattr(named, '__qualname__', type(named).__qualname__)}"
 
 
+def view_label(view: Any) -> str:
+    """Return what clients see of a view's name: of `shop.views.Cart.post` it is `Cart-post`, never a Python path."""
+    owner, method = owner_of(view)
+    if owner is not None:
+        return type(owner).__name__ + ("" if method == "dispatch" else f"-{method}")
+    if (view_class := getattr(view, "view_class", getattr(view, "cls", None))) is not None:
+        return str(view_class.__name__)
+    named = view.func if isinstance(view, functools.partial) else view
+    name = getattr(named, "__qualname__", type(named).__qualname__)
+    return str(name).rpartition("<locals>.")[2].replace(".", "-")
+
+
 def _class_name(view: type) -> str:
     # Django REST framework's @api_view makes a class that is only called like the function.
     name = view.__qualname__ if view.__qualname__.endswith(view.__name__) else view.__name__

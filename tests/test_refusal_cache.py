@@ -11,6 +11,7 @@ import time
 import pytest
 from django.http import HttpResponse
 from django.test import override_settings
+from django.views.decorators.cache import never_cache
 
 from rlaas_django import Policy, acheck, arefund, areset, backend, check, peek, rate_limit, refund, reset
 from rlaas_django.limiter import overrides, refusal_cache
@@ -267,7 +268,8 @@ def test_a_refusal_stays_cached_though_an_outer_limit_is_refunded(site, own, con
         POLICIES={"site": {"rate": "1000/h", "key": "global"}, "login": {"rate": "1/h", "key": "ip"}},
         MIDDLEWARE=[{"path": "/", "policies": ["site"]}],
     )
-    site.serve(rate_limit("login")(site.view(lambda request: HttpResponse("ok"))), [OURS])
+    site.own_body = True  # never_cache, which keeps the two from being decided together, writes a Cache-Control
+    site.serve(never_cache(rate_limit("login")(site.view(lambda request: HttpResponse("ok")))), [OURS])
     assert site.statuses(2) == [200, 429]
     with paused_background(), commands_sent(own.url) as seen:
         assert site.statuses(5) == [429] * 5

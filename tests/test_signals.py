@@ -202,7 +202,7 @@ def test_a_shadow_policy_s_refusal_is_logged_as_would_be_refused(site, lines):
 
 
 def test_an_infinite_wait_is_logged(site, lines):
-    site.serve(rate_limit("1/m", cost=2)(site.view(ok)))
+    site.serve(rate_limit("1/m", cost=lambda request: 2)(site.view(ok)))
     site.get()
     (line,) = lines()
     assert "inf" in line

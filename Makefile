@@ -55,7 +55,8 @@ browser: $(VENV)/.installed ## Try the demo and the admin in a real Chromium
 lint: $(VENV)/.installed ## Check style, types, layers and Lua
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy rlaas_django
+	$(BIN)/mypy rlaas_django tests/typing
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_scripts.py -k valid_lua
 

@@ -2,7 +2,7 @@
 
 from .core.decision import Decision, Outcome
 from .core.policy import Policy, PolicyError, Rate
-from .decorators import rate_limit, rate_limit_exempt
+from .decorators import RateLimitedRequest, rate_limit, rate_limit_exempt
 from .limiter import acheck, apeek, arefund, areset, check, peek, refund, reset
 from .limiter.waiting import aacquire, acquire
 
@@ -14,6 +14,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "Rate",
+    "RateLimitedRequest",
     "aacquire",
     "acheck",
     "acquire",

@@ -6,33 +6,44 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
-from django.http.response import HttpResponseBase
 from django.utils.decorators import method_decorator
 
 from . import conf
 from .core import registry
-from .core.policy import DEFAULT, NAME, RATE_FORMS, KeyFunction, Policy, PolicyError, Rate, RateFunction, RateLike
+from .core.decision import Decision
+from .core.policy import DEFAULT, NAME, RATE_FORMS, KeyFunction, Policy, PolicyError, Rate, RateLike
 from .core.registry import Limits as LimitsInUse
 from .core.request_options import check_cost, check_function, cost_problem, parse_methods
 from .http.gate import aenter, enter
 from .http.limits import Limits, decorated
-from .http.responses import Respond
 from .http.view_names import owner_of, policy_name, view_label, view_name
 
 View = Callable[..., Any]
+ViewT = TypeVar("ViewT", bound=View)  # a function, or a class
 Options = dict[str, Any]
 
 
+class RateLimitedRequest(HttpRequest):
+    """The request of a limited view, for annotations: an HttpRequest with `rate_limit`."""
+
+    rate_limit: Decision
+
+
+@overload
+def rate_limit(rate: Callable[[HttpRequest], RateLike | None], /) -> RateLimit: ...
+@overload
+def rate_limit(view: ViewT, /) -> ViewT: ...
+@overload
 def rate_limit(
-    *limits: str | RateLike | RateFunction | Policy | View,
-    rate: RateLike | RateFunction | None = None,
+    *limits: RateLike | Callable[[Any], RateLike | None] | Policy,
+    rate: RateLike | Callable[[Any], RateLike | None] | None = None,
     key: str | KeyFunction | None = None,
     method: str | Iterable[str] | None = None,
-    cost: int | Callable[[HttpRequest], int] | str = 1,
+    cost: int | Callable[[Any], int] | str = 1,
     group: str | None = None,
     label: str | None = None,
     algo: str | None = None,
@@ -40,9 +51,26 @@ def rate_limit(
     on_failure: str | None = None,
     block: bool = True,
     shadow: bool = False,
-    charge_when: Callable[[HttpResponseBase], Any] | str | None = None,
+    charge_when: Callable[[Any], Any] | str | None = None,
     charge_on_error: bool = True,
-    response: Respond | str | None = None,
+    response: Callable[[Any, Decision], Any] | str | None = None,
+) -> RateLimit: ...
+def rate_limit(
+    *limits: Any,
+    rate: RateLike | Callable[[Any], RateLike | None] | None = None,
+    key: str | KeyFunction | None = None,
+    method: str | Iterable[str] | None = None,
+    cost: int | Callable[[Any], int] | str = 1,
+    group: str | None = None,
+    label: str | None = None,
+    algo: str | None = None,
+    burst: int | None = None,
+    on_failure: str | None = None,
+    block: bool = True,
+    shadow: bool = False,
+    charge_when: Callable[[Any], Any] | str | None = None,
+    charge_on_error: bool = True,
+    response: Callable[[Any, Decision], Any] | str | None = None,
 ) -> Any:
     """Limit a view: by the default policy, by named ones, or by rates of its own.
 
@@ -77,13 +105,13 @@ def rate_limit(
     return RateLimit(limits, options, group, applied)
 
 
-def rate_limit_exempt(view: Any) -> Any:
+def rate_limit_exempt(view: ViewT) -> ViewT:
     """Let no rule of the middleware limit this view. The limits of its own decorators apply.
 
     >>> @rate_limit_exempt
     >>> def health(request): ...
     """
-    exempt = view
+    exempt: Any = view
     if not isinstance(view, type):  # a function of its own, as the view may be at another URL without this decorator
         if iscoroutinefunction(view):
 
@@ -98,7 +126,7 @@ def rate_limit_exempt(view: Any) -> Any:
 
     exempt.rate_limit_exempt = True
     registry.exempt_views.add(view_name(view))
-    return exempt
+    return exempt  # type: ignore[no-any-return]
 
 
 _DEFAULTS = {"cost": 1, "methods": None, "block": True, "response": None, "charge_when": None, "charge_on_error": True}
@@ -141,12 +169,12 @@ class RateLimit:
         self._provisional = self._policies(group or "view", group or "view")
         registry.sources.add(self)
 
-    def __call__(self, view: Any) -> Any:
+    def __call__(self, view: ViewT) -> ViewT:
         limits = self.limits_for(view)
         limited: Any = _limited_class(view, limits) if isinstance(view, type) else _limited_function(view, limits)
         # For the system checks, in use as long as the view is; and for the next decorator on the same view.
         limited.rate_limited_by = (*getattr(view, "rate_limited_by", ()), self)
-        return limited
+        return limited  # type: ignore[no-any-return]
 
     def limits(self) -> list[LimitsInUse]:
         """Return the views with their policies, for the registry."""

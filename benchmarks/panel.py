@@ -12,6 +12,7 @@ from django.test import Client, RequestFactory
 from django.urls import reverse
 
 from rlaas_django import Policy, check, rate_limit, stats
+from rlaas_django.core.observers import REQUEST, Observation
 from rlaas_django.stats import background, recorder
 
 from . import server
@@ -83,7 +84,7 @@ def page_time(browser: Client, url: str) -> float:
 def notes(effort: Effort) -> Findings:
     """What statistics add to a decision: noting it, and writing it in the background"""
     policy = Policy("noted", "1000000/h", key="ip", algo="token-bucket-algo")
-    decision = check("203.0.113.9", policy)
+    observation = Observation(check("203.0.113.9", policy), None, REQUEST, "GET", "/")
 
     @rate_limit(policy)
     def view(request):
@@ -93,9 +94,9 @@ def notes(effort: Effort) -> Findings:
     background.run()
     found = [
         (
-            time_per_call(lambda: stats.record(decision, "GET", "/"), 2_000) * 1e6,
+            time_per_call(lambda: stats.record(observation), 2_000) * 1e6,
             time_per_call(lambda: check("203.0.113.9", policy), 500) * 1e6,
-            flush_time(decision, 2_000) * 1e6,
+            flush_time(observation, 2_000) * 1e6,
         )
         for _ in rounds(effort(ROUNDS, 5), "notes")
     ]
@@ -110,8 +111,8 @@ def notes(effort: Effort) -> Findings:
     return Findings([Table("Statistics, µs per decision", ("", "µs"), rows, note)])
 
 
-def flush_time(decision, times: int) -> float:
+def flush_time(observation, times: int) -> float:
     recorder.flush()
     for _ in range(times):
-        stats.record(decision, "GET", "/")
+        stats.record(observation)
     return time_per_call(recorder.flush, 1) / times

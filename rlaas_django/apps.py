@@ -10,7 +10,10 @@ class RlaasDjangoConfig(AppConfig):
     verbose_name = _("Rate limits")
 
     def ready(self) -> None:
-        from . import checks, server_checks  # noqa: F401  (registers them)
+        from . import checks, server_checks, stats  # noqa: F401  (registers the checks)
+        from .core import observers
         from .http.responses import SuppressedRefusals
+
+        observers.add(stats.record)
 
         logging.getLogger("django.request").addFilter(SuppressedRefusals())

@@ -68,8 +68,9 @@ def _attempts() -> Iterator[tuple[str, Callable[[], Any]]]:
         f"{COUNTER_PREFIX}*": f"{COUNTER_PREFIX}{NAME}",
         f"{OVERRIDE_PREFIX}*": f"{OVERRIDE_PREFIX}{NAME}",
         MARKER: MARKER,
-        "rlaas:stats:*": schema.stats_key(NAME, 0),
+        "rlaas:stats:*": schema.minutes_key(NAME, 0),
         "rlaas:refused:*": schema.refused_key(NAME, 0),
+        "rlaas:paths:*": schema.paths_key(0),
         "rlaas:watch:*": schema.watch_key(NAME, 0),
         "rlaas:refusals:*": schema.refusals_key(NAME),
     }

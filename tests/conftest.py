@@ -33,6 +33,7 @@ from tests.internals import (
     breaker_module,
     conf,
     forget_limits,
+    have_no_background_thread,
     limits_in_use,
     redis_client,
     restore_limits,
@@ -66,10 +67,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _clean_slate():
+def _clean_slate(request):
     """Start each test with empty servers and a process that remembers nothing; fail it for a key without a TTL."""
     clients = [redis_client(alias) for alias in ("default", "fakeredis")]
     reset()
+    if "background" not in request.keywords:
+        have_no_background_thread()
     for client in clients:
         client.flushdb()
     limits = limits_in_use()

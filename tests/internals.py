@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 
 from rlaas_django import backend, conf, log
@@ -58,7 +60,7 @@ from rlaas_django.management.commands._rlaas.replay.timeline import STEPS, Timel
 from rlaas_django.management.commands.rlaas import Command as RlaasCommand
 from rlaas_django.server_checks import check_eviction, check_rights
 from rlaas_django.service import auth as service_auth
-from rlaas_django.stats import recorder
+from rlaas_django.stats import background, recorder
 from rlaas_django.stats.background import paused as paused_background
 from rlaas_django.stats.background import run as run_background_jobs
 from rlaas_django.stats.reader import minutes as read_minutes
@@ -128,6 +130,7 @@ __all__ = [
     "flush_statistics",
     "forget_limits",
     "forget_loaded_urls",
+    "have_no_background_thread",
     "header_module",
     "identify",
     "limiter_module",
@@ -176,6 +179,11 @@ def redis_client(alias: str):
 def wrap_client(client):
     """Return the client as it is; tests/on_cluster.py puts its own in place of this."""
     return client
+
+
+def have_no_background_thread() -> None:
+    """Have no thread write statistics, until the next reset: tests count the commands and connections of decisions."""
+    background.state.pid, background.state.last_round = os.getpid(), math.inf
 
 
 def circuit_breaker() -> CircuitBreaker:

@@ -484,7 +484,9 @@ def test_the_overview_shows_policies_refusals_and_the_server(admin_client, alice
     summary = next(each for each in context["summaries"] if each["policy"] == "page")
     assert (summary["hour_allowed"], summary["hour_refused"]) == (3, 2)
     assert "<svg" in summary["hour_chart"]
-    assert [(label.user, name, number) for label, name, number in context["top"]] == [(alice, "page", 2)]
+    assert [(label.user, number) for label, number in context["top"]] == [(alice, 2)]
+    assert context["top_paths"] == [("/page/", 2)]
+    assert (context["hour_total"], context["hour_refused"]) == (5, 2)
     assert context["server"].latency_ms < 1000
     assert any(loaded for _, loaded in context["server"].scripts)
 

@@ -502,7 +502,7 @@ def test_refusals_are_signalled_and_counted_in_the_statistics(clock):
     statuses(make_view(TwoPerMinute), 3, "alice")
     rate_limited.disconnect(receiver)
     assert seen == [("/", "drf.user-60s")]
-    assert [decision.allowed for _, decision, *_ in recorder.pending] == [True, True, False]
+    assert [each.result for _, each in recorder.pending] == ["allowed", "allowed", "refused"]
 
 
 # Operation

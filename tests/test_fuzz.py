@@ -38,7 +38,8 @@ from tests.settings import REDIS
 
 PROXY = "10.0.0.1"
 ROOT = Path(__file__).parent.parent
-PREFIXES = tuple(f"rlaas:{kind}:" for kind in ("rate_limit", "stats", "refused", "refusals", "watch", "override"))
+KINDS = ("rate_limit", "stats", "refused", "refusals", "paths", "watch", "override")
+PREFIXES = tuple(f"rlaas:{kind}:" for kind in KINDS)
 
 # Bytes
 

@@ -9,7 +9,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from ..stats.reader import Minute
+from ..stats.reader import Counts
 from .text import grouped, local_time
 
 WIDTH, HEIGHT = 720, 100
@@ -31,12 +31,17 @@ class Bar(NamedTuple):
         return self.allowed + self.refused + self.shadowed
 
 
-def bars(minutes: Sequence[Minute], per_bar: int) -> list[Bar]:
+def bars(minutes: Sequence[Counts], per_bar: int) -> list[Bar]:
     """Add minutes up to bars of `per_bar` minutes each."""
     spans = [minutes[i : i + per_bar] for i in range(0, len(minutes), per_bar)]
     return [
         # An f-string rather than date_format, which takes ten times as long: a page has hundreds.
-        Bar(f"{local_time(span[0].start):%H:%M}", *(sum(getattr(minute, kind) for minute in span) for kind in KINDS))
+        Bar(
+            f"{local_time(span[0].start):%H:%M}",
+            sum(minute.allowed for minute in span),
+            sum(minute.over for minute in span),
+            sum(minute.refused for minute in span),
+        )
         for span in spans
     ]
 

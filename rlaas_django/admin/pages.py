@@ -20,7 +20,7 @@ from ..core.keys import EncodedIdentity
 from ..core.policy import Policy
 from ..core.text import printable
 from ..models import Override
-from ..stats import reader
+from ..stats import reader, schema
 from ..stats.schema import Refusal
 from ..templatetags.rlaas_panel import with_zone
 from . import charts, panel
@@ -35,7 +35,7 @@ MAX_REFUSALS = 200
 MAX_FILTERED = 5_000
 MAX_ENDED = 100
 DEGRADED_MINUTES = 5
-CSV_COLUMNS = ("time", "policy", "identity", "method", "path", "count", "limit", "retry_after", "shadow")
+CSV_COLUMNS = ("time", "policy", "identity", "method", "path", "count", "limit", "retry_after", "over")
 ALGORITHM_NAMES = {
     algorithms.FIXED_WINDOW: gettext_lazy("fixed window"),
     algorithms.SLIDING_WINDOW: gettext_lazy("sliding window"),
@@ -55,22 +55,25 @@ def sees_users(request: HttpRequest) -> bool:
 def overview(_request: HttpRequest) -> Context:
     """Show the policies with their charts, the identities refused most, and the state of Redis."""
     policies = panel.policies()
-    series = reader.minutes(policies)
+    series = reader.minutes([schema.SITE, *policies])
+    site = series[schema.SITE]
     summaries = [_summary(policies[name], series[name]) for name in sorted(policies)]
     summaries.sort(key=lambda each: (-each["hour_refused"], -each["hour_shadowed"], -each["hour_total"]))
-    refused = reader.refused_today([name for name, policy in policies.items() if not policy.shadow])
-    top = sorted(refused.items(), key=lambda item: -item[1])[:TOP]
-    labels = describe({identity for (_policy, identity), _number in top})
+    identities, paths = reader.most_refused(TOP)
+    labels = describe(identities)
     return {
         "title": _("Rate limits"),
         "summaries": summaries,
         "used": [each for each in summaries if each["day_total"]],
         "unused": [each for each in summaries if not each["day_total"]],
-        **{name: sum(each[name] for each in summaries) for name in ("minute_total", "hour_total", "hour_refused")},
-        "top": [(labels[identity], policy, number) for (policy, identity), number in top],
+        "minute_total": site[-1].total,
+        "hour_total": sum(minute.total for minute in site[-60:]),
+        "hour_refused": sum(minute.refused for minute in site[-60:]),
+        "top": [(labels[identity], number) for identity, number in identities.items()],
+        "top_paths": [(printable(path), number) for path, number in paths.items()],
         "server": panel.server_state(),
         "breakers": panel.open_breakers(),
-        "degraded": sum(minute.degraded for name in policies for minute in series[name][-DEGRADED_MINUTES:]),
+        "degraded": sum(minute.degraded for minute in site[-DEGRADED_MINUTES:]),
     }
 
 
@@ -150,7 +153,7 @@ def _explain(refusal: Refusal, history: list[Override]) -> str:
         if blocks and override.is_active(at):
             words["reason"] = override.reason
             return _("Blocked (%(reason)s), refused at %(time)s on %(request)s") % words
-    if refusal.shadow:
+    if refusal.over:
         return _("%(count)d of %(limit)d in %(window)s, would have been refused at %(time)s on %(request)s") % words
     words["refusal"] = _("%(count)d of %(limit)d in %(window)s, refused at %(time)s on %(request)s") % words
     if refusal.retry_after is None:
@@ -179,7 +182,7 @@ def refusal_log(request: HttpRequest) -> Context:
             for refusal in shown
         ],
         "found": len(found),
-        "unlogged": sum(minute.unlogged for series in reader.minutes(policies).values() for minute in series),
+        "unlogged": sum(hour.unlogged for hour in reader.hours([schema.SITE], days=1)[schema.SITE]),
         "policies": sorted(policies),
         "filters": {name: query.get(name, "") for name in ("policy", "identity", "path", "since")},
         "spans": [("5", _("the last 5 minutes")), ("60", _("the last hour")), ("1440", _("the last day"))],
@@ -196,7 +199,7 @@ def _filtered(request: HttpRequest, policies: Iterable[str]) -> list[Refusal]:
     identities = set(search(text, by_email=sees_users(request)))
     return [
         refusal
-        for refusal in reader.refusals(policies, limit=MAX_FILTERED)
+        for refusal in reader.refusals([policy] if policy in policies else [schema.SITE], limit=MAX_FILTERED)
         if policy in ("", refusal.policy)
         and (text in refusal.identity or refusal.identity in identities)
         and path in refusal.path
@@ -227,15 +230,13 @@ def shadow(_request: HttpRequest) -> Context:
     if not policies:
         panel.ping()  # raises if Redis is unavailable, as the reads below do
     series = reader.minutes(policies)
-    ranked: dict[str, list[tuple[int, str]]] = {name: [] for name in sorted(policies)}
-    for (name, encoded), number in reader.refused_today(policies).items():
-        ranked[name].append((-number, encoded))
-    labels = describe({encoded for found in ranked.values() for _number, encoded in sorted(found)[:TOP]})
+    ranked = reader.refused_identities(sorted(policies))
+    labels = describe({encoded for found in ranked.values() for encoded in list(found)[:TOP]})
     summaries = []
     for name, found in ranked.items():
         summary = _summary(policies[name], series[name])
         summary["share"] = 100 * summary["day_shadowed"] / ((summary["day_allowed"] + summary["day_shadowed"]) or 1)
-        summary["identities"] = [(labels[encoded], -number) for number, encoded in sorted(found)[:TOP]]
+        summary["identities"] = [(labels[encoded], number) for encoded, number in list(found.items())[:TOP]]
         summary["identities_count"] = len(found)
         summaries.append(summary)
     return {"title": _("Shadow policies"), "summaries": summaries}
@@ -260,7 +261,7 @@ def overrides(_request: HttpRequest) -> Context:
     }
 
 
-def _summary(policy: Policy, minutes: list[reader.Minute]) -> Context:
+def _summary(policy: Policy, minutes: list[reader.Counts]) -> Context:
     """Return the counts and charts of a policy."""
     hour, day = charts.bars(minutes[-60:], 1), charts.bars(minutes, 15)
     summary: Context = {

@@ -76,7 +76,7 @@ def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
     wanted = [(known[name], identity) for name, identity in pairs if name in known]
     outcomes = limiter.peek_each(wanted)
     labels = describe({outcome.identity for outcome in outcomes})
-    refused = reader.refused_today(sorted({policy.name for policy, _ in wanted}))
+    refused = reader.refused_today((policy.name, identity) for policy, identity in wanted)
     active = Override.objects.active().filter(identity__in=list(labels))
     overrides = {(override.identity, override.policy): override for override in active}
     found = []
@@ -97,8 +97,7 @@ def identity_rows(*identities: EncodedIdentity) -> list[Row]:
 
 def watch_list(policy: str | None = None) -> list[Row]:
     """Return the identities that were refused or came near a limit and still have usage, the highest first."""
-    names = [policy] if policy else sorted(policies())
-    found = rows([(name, identity) for name, identity, _ in reader.watched(names, limit=MAX_WATCHED)])
+    found = rows([(name, identity) for name, identity, _ in reader.watched(policy, limit=MAX_WATCHED)])
     return sorted(
         (row for row in found if row.outcome.current_count or row.refused_today),
         key=lambda row: (-row.percent, -row.refused_today),
@@ -173,24 +172,26 @@ def server_state() -> SimpleNamespace:
 def _rate_limit_memory(size: int) -> int | None:
     """Return the bytes of our keys, or None if the server does not support MEMORY USAGE.
 
-    Counters are extrapolated from a sample; statistics are few, and measured.
+    Counters are extrapolated from a sample of keys, statistics from the last full hour and the last full day.
     """
-    today = int(time.time()) // schema.DAY
-    names = [*policies()]
-    measured = [schema.stats_key(name, day) for name in names for day in (today - 1, today)]
-    measured += [schema.refusals_key(name) for name in names]
+    now = int(time.time())
+    statistics: dict[str, int] = {}  # key -> how many like it there are
+    for name in (schema.SITE, *policies()):
+        statistics[schema.minutes_key(name, now // schema.HOUR - 1)] = schema.MINUTES_TTL // schema.HOUR
+        statistics[schema.hours_key(name, now // schema.DAY - 1)] = schema.HOURS_TTL // schema.DAY
+        statistics[schema.refusals_key(name)] = 1
     try:
         sample = []
         for server in backend.servers():
             ((_cursor, keys),) = backend.run_commands([("SCAN", 0, "COUNT", SAMPLE_SIZE)], server)
             sample += keys
         counters = [key for key in map(as_text, sample) if key.startswith(COUNTER_PREFIX)]
-        replies = backend.run_commands([("MEMORY", "USAGE", key) for key in (*counters, *measured)])
+        replies = backend.run_commands([("MEMORY", "USAGE", key) for key in (*counters, *statistics)])
     except backend.UnavailableError:  # the error of a server that does not know MEMORY USAGE, too
         return None
     sizes = [int(reply or 0) for reply in replies]
     estimated = size * sum(sizes[: len(counters)]) // max(1, len(sample))
-    return estimated + sum(sizes[len(counters) :])
+    return estimated + sum(a * b for a, b in zip(sizes[len(counters) :], statistics.values(), strict=True))
 
 
 def as_text(reply: bytes | str) -> str:

@@ -27,6 +27,11 @@ class Caller:
     policies: frozenset[str] | None = None  # None: every policy of the settings
     limit: str | None = None  # the policy that limits the caller itself
 
+    @property
+    def source(self) -> str:
+        """The label of its checks in the statistics."""
+        return f"service:{self.name}"
+
     def may_use(self, policy: str) -> bool:
         return self.policies is None or policy in self.policies
 

@@ -38,7 +38,7 @@ class Decision:
 
     __slots__ = (
         *("allowed", "policy", "limit", "current_count", "remaining", "retry_after", "reset_after", "ttl", "degraded"),
-        *("outcomes", "receipts", "source"),
+        *("outcomes", "receipts", "source", "latency"),
     )
 
     allowed: bool
@@ -53,6 +53,7 @@ class Decision:
     outcomes: tuple[Outcome, ...]  # the result of each policy; of a script's reply made when it is first read
     receipts: list[Any]  # what `refund` needs; popped from here, so that it is refunded once
     source: tuple[Any, list[Any]]  # the check and the script's reply, from which the outcomes are made
+    latency: float | None  # seconds that the call to Redis took; None unless an observer wants it measured
 
     def __init__(self, allowed: bool, outcomes: tuple[Outcome, ...], receipts: list[Any] | None = None) -> None:
         self.allowed, self.outcomes, self.receipts = allowed, outcomes, [] if receipts is None else receipts
@@ -62,7 +63,9 @@ class Decision:
         self.degraded = outcomes[0].degraded if len(outcomes) == 1 else any(each.degraded for each in outcomes)
 
     def __getattr__(self, name: str) -> Any:
-        """Make the outcomes of a script's reply, which a check without headers never reads."""
+        """Make the outcomes of a script's reply, which a check in code may never read."""
+        if name == "latency":
+            return None
         if name != "outcomes":
             raise AttributeError(name)
         check, reply = self.source

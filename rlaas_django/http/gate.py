@@ -16,12 +16,14 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.functional import SimpleLazyObject
 
-from .. import conf, limiter, log, signals, stats
+from .. import conf, limiter, log, signals
 from ..backend import UnavailableError
+from ..core import observers
 from ..core.decision import Decision, Outcome, combine, strictest
+from ..core.observers import MAX_METHOD, MAX_TEXT, REQUEST, Observation
 from ..limiter.compiled import CompiledPolicySet, compile_policies
 from . import responses
-from .identity import RequestIdentity
+from .identity import RequestIdentity, client_address
 from .limits import Limits, Prepared, call_cost, with_fixed_rates
 
 Resolved = tuple[RequestIdentity, CompiledPolicySet | None, int]
@@ -32,13 +34,20 @@ STATE = "_rate_limit_state"  # the attribute of a request with what was decided 
 class RequestState:
     """What was decided about a request so far."""
 
-    __slots__ = ("_requests", "checked", "decision", "log_suppressed", "outcomes", "view_reached")
+    __slots__ = (
+        *("_requests", "checked", "decision", "depth", "exceeded", "log_suppressed"),
+        *("observed", "outcomes", "refusal", "view_reached"),
+    )
 
     def __init__(self, request: HttpRequest) -> None:
         self._requests: list[Any] = [request]  # Django REST framework wraps the request in one of its own
         self.checked: list[tuple[Decision, int]] = []  # with the cost
         self.outcomes: dict[str, Outcome] = {}  # by policy
         self.decision: Decision | None = None  # of all policies
+        self.refusal: Decision | None = None  # of the limits that refused the request
+        self.exceeded = False  # whether it is over a limit, refused or not
+        self.depth = 0  # how many limits, one inside the other, the request is within
+        self.observed = 0  # of `checked`
         self.log_suppressed = self.view_reached = False
         setattr(request, STATE, self)
 
@@ -62,7 +71,9 @@ class RequestState:
         self.decision = decision if len(self.checked) == 1 else combine(self.outcomes.values())
         for each in self._requests:
             each.rate_limit = self.decision
-        stats.record(decision, request.method or "", request.path)
+        self.exceeded = self.exceeded or bool(refusing)
+        if block and not decision.allowed:
+            self.refusal = decision
         if refusing and log.admits(logging.WARNING):
             _log(request, strictest(refusing), block)
         elif refusing:
@@ -83,6 +94,32 @@ class RequestState:
                 self.outcomes[outcome.policy.name] = outcome._replace(remaining=remaining)
         self.decision = combine(self.outcomes.values())
         self.annotate(self.decision)
+
+    def leave(self) -> None:
+        """Have the request observed, once its outermost limits are left."""
+        self.depth -= 1
+        if self.depth or self.observed == len(self.checked) or not observers.observers:
+            return
+        request, decision, exceeded = self._requests[0], self.decision, self.exceeded
+        latencies: tuple[float, ...] = ()
+        if self.observed:  # limits one after the other, such as of the resolvers of a GraphQL request
+            decision = combine(outcome for each, _ in self.checked[self.observed :] for outcome in each.outcomes)
+        if observers.measures_latency:
+            latencies = tuple([each.latency for each, _ in self.checked[self.observed :] if each.latency is not None])
+        observation = Observation(
+            decision,  # type: ignore[arg-type]  # there is one, as something was checked
+            self.refusal,
+            REQUEST,
+            (request.method or "")[:MAX_METHOD],  # the client chooses both, and they stay in memory
+            request.path[:MAX_TEXT],
+            client_address(request) if exceeded else "",
+            request.headers.get("User-Agent", "")[:MAX_TEXT] if exceeded else "",
+            latencies,
+            is_continued=self.observed > 0,
+        )
+        self.observed = len(self.checked)
+        for observer in observers.observers:
+            observer(observation)
 
 
 class Gate:
@@ -129,7 +166,10 @@ class Gate:
         own = self.decision
         if own is None or len(state.checked) > 1:
             own = combine(outcome for name, outcome in state.outcomes.items() if name in self.names)
-        return own if own is not None and not own.allowed and self.limits.block else None
+        if own is None or own.allowed or not self.limits.block:
+            return None
+        state.refusal = own
+        return own
 
     def to_refund(self) -> list[tuple[Decision, int]]:
         """Return what limits before these charged: a refused request costs nothing."""
@@ -154,27 +194,31 @@ def enter(
 ) -> HttpResponseBase:
     """Return the view's response, or a refusal."""
     gate = Gate(limits, request)
-    if gate.prepared is not None:
-        identity, policy_set, cost = gate.resolve(gate.prepared)
-        if policy_set is not None:
-            gate.decision = limiter.check(identity, policy_set, cost=cost)
-            if gate.state.record(gate.decision, cost, block=limits.block):
-                signals.send(signals.rate_limited, request=request, decision=gate.decision)
-    refusal = gate.refusal()
-    if refusal is not None:
-        _refund(gate, gate.to_refund())
-        return gate.finish(responses.respond(gate.response, request, refusal), refusal)
+    gate.state.depth += 1
     try:
-        response = view(*args, **kwargs)
-    except Exception:
-        if not limits.charge_on_error and gate.decision is not None:
-            _refund(gate, [(gate.decision, cost)])
-        raise
-    if isinstance(response, HttpResponseBase):  # otherwise Django tells the view's author
-        if limits.charge_when is not None and gate.decision is not None and not limits.charge_when(response):
-            _refund(gate, [(gate.decision, cost)])
-        responses.add_headers(response, gate.state.decision)
-    return response
+        if gate.prepared is not None:
+            identity, policy_set, cost = gate.resolve(gate.prepared)
+            if policy_set is not None:
+                gate.decision = limiter.decide(identity, policy_set, cost)
+                if gate.state.record(gate.decision, cost, block=limits.block):
+                    signals.send(signals.rate_limited, request=request, decision=gate.decision)
+        decided = gate.state.decision
+        refusal = None if decided is not None and decided.allowed else gate.refusal()
+        if refusal is not None:
+            return _refuse(gate, refusal)
+        try:
+            response = view(*args, **kwargs)
+        except Exception:
+            if not limits.charge_on_error and gate.decision is not None:
+                _refund(gate, [(gate.decision, cost)])
+            raise
+        if isinstance(response, HttpResponseBase):  # otherwise Django tells the view's author
+            if limits.charge_when is not None and gate.decision is not None and not limits.charge_when(response):
+                _refund(gate, [(gate.decision, cost)])
+            responses.add_headers(response, gate.state.decision)
+        return response
+    finally:
+        gate.state.leave()
 
 
 async def aenter(
@@ -182,32 +226,36 @@ async def aenter(
 ) -> HttpResponseBase:
     """As `enter`, natively async."""
     gate = Gate(limits, request)
+    gate.state.depth += 1
     gate.state.view_reached = False  # other limits before these may have called us as their view
     try:
-        if gate.prepared is not None:
-            identity, policy_set, cost = await _aresolve(gate, gate.prepared)
-            if policy_set is not None:
-                gate.decision = await limiter.acheck(identity, policy_set, cost=cost)
-                if gate.state.record(gate.decision, cost, block=limits.block):
-                    await signals.asend(signals.rate_limited, request=request, decision=gate.decision)
-        refusal = gate.refusal()
-        if refusal is not None:
-            await _arefund(gate, gate.to_refund())
-            return gate.finish(await responses.arespond(gate.response, request, refusal), refusal)
-        gate.state.view_reached = limits.before_view
-        response = await view(*args, **kwargs)
-    except asyncio.CancelledError:
-        gate.state.refund_cancelled()
-        raise
-    except Exception:
-        if not limits.charge_on_error and gate.decision is not None:
-            await _arefund(gate, [(gate.decision, cost)])
-        raise
-    if isinstance(response, HttpResponseBase):
-        if limits.charge_when is not None and gate.decision is not None and not limits.charge_when(response):
-            await _arefund(gate, [(gate.decision, cost)])
-        responses.add_headers(response, gate.state.decision)
-    return response
+        try:
+            if gate.prepared is not None:
+                identity, policy_set, cost = await _aresolve(gate, gate.prepared)
+                if policy_set is not None:
+                    gate.decision = await limiter.adecide(identity, policy_set, cost)
+                    if gate.state.record(gate.decision, cost, block=limits.block):
+                        await signals.asend(signals.rate_limited, request=request, decision=gate.decision)
+            decided = gate.state.decision
+            refusal = None if decided is not None and decided.allowed else gate.refusal()
+            if refusal is not None:
+                return await _arefuse(gate, refusal)
+            gate.state.view_reached = limits.before_view
+            response = await view(*args, **kwargs)
+        except asyncio.CancelledError:
+            gate.state.refund_cancelled()
+            raise
+        except Exception:
+            if not limits.charge_on_error and gate.decision is not None:
+                await _arefund(gate, [(gate.decision, cost)])
+            raise
+        if isinstance(response, HttpResponseBase):
+            if limits.charge_when is not None and gate.decision is not None and not limits.charge_when(response):
+                await _arefund(gate, [(gate.decision, cost)])
+            responses.add_headers(response, gate.state.decision)
+        return response
+    finally:
+        gate.state.leave()
 
 
 async def reach_view(request: HttpRequest, *_: Any) -> None:
@@ -225,6 +273,16 @@ async def _aresolve(gate: Gate, prepared: Prepared) -> Resolved:
     if prepared.calls_site_functions:
         return await responses.in_thread(gate.resolve)(prepared)  # type: ignore[no-any-return]
     return gate.resolve(prepared)
+
+
+def _refuse(gate: Gate, refusal: Decision) -> HttpResponseBase:
+    _refund(gate, gate.to_refund())
+    return gate.finish(responses.respond(gate.response, gate.request, refusal), refusal)
+
+
+async def _arefuse(gate: Gate, refusal: Decision) -> HttpResponseBase:
+    await _arefund(gate, gate.to_refund())
+    return gate.finish(await responses.arespond(gate.response, gate.request, refusal), refusal)
 
 
 def _refund(gate: Gate, charges: list[tuple[Decision, int]]) -> None:

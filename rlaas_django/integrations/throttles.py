@@ -79,7 +79,9 @@ def record(request: Any, checks: Iterable[Check], decisions: Iterable[Decision])
     """Keep decisions with the request, as those of decorators and of the middleware are."""
     state: RequestState = getattr(request, STATE, None) or RequestState(request)
     state.add_request(request)
+    state.depth += 1
     for check, decision in zip(checks, decisions, strict=True):
         if state.record(decision, check.cost, block=True):
             signals.send(signals.rate_limited, request=request, decision=decision)
+    state.leave()
     return state

@@ -12,9 +12,11 @@ from typing import Any
 from .. import backend, conf, signals
 from ..backend import Call, UnavailableError, script_call
 from ..backend.scripts import ALL_ALGORITHMS
+from ..core import observers
 from ..core.clock import script_time
 from ..core.decision import Decision, Outcome
 from ..core.keys import Identity, counter_key
+from ..core.observers import CODE
 from ..core.policy import ALGORITHMS, DEFAULT, Policies, Policy
 from . import fallback
 from .compiled import Check, CompiledPolicySet, compile_policies, plan
@@ -25,11 +27,13 @@ from .slots import SlotCheck
 __all__ = [
     "acheck",
     "acheck_each",
+    "adecide",
     "apeek",
     "arefund",
     "areset",
     "check",
     "check_each",
+    "decide",
     "peek",
     "peek_each",
     "plan",
@@ -41,52 +45,78 @@ __all__ = [
 ]
 
 
-def check(identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1) -> Decision:
+def check(
+    identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1, source: str = CODE
+) -> Decision:
     """Decide, and charge when allowed. All policies are charged or none, in one round trip.
 
+    `source` is the name under which the admin lists the refusals of this caller.
+
     >>> check("alice").allowed
-    >>> check("alice", "search", cost=3)
+    >>> check("alice", "search", cost=3, source="nightly import")
     >>> check({"user": "42", "ip": "203.0.113.9"}, ["burst", Policy("site", "1000/m", key="ip")])
     """
+    decision = decide(identity, policy, cost)
+    if observers.observers and conf.config().enabled:
+        observers.observe(decision, source)
+    return decision
+
+
+async def acheck(
+    identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1, source: str = CODE
+) -> Decision:
+    """As `check`, natively async."""
+    decision = await adecide(identity, policy, cost)
+    if observers.observers and conf.config().enabled:
+        observers.observe(decision, source)
+    return decision
+
+
+def decide(identity: Identity, policy: Policies | CompiledPolicySet, cost: int) -> Decision:
+    """As `check`, for callers that pass what was decided to the observers themselves."""
     planned = plan(identity, policy, cost)
     policy_set, refusals, started = planned.policy_set, conf.config().derived.get(RefusalCache), monotonic()
     if refusals is not None and (cached := refusals.find(planned)) is not None:
         return cached  # type: ignore[no-any-return]
     if not policy_set.in_one_call:
-        return _decide(planned)
+        return _decide_by_slot(planned)
     try:
         decision = planned.read(backend.execute(policy_set.topology, policy_set.call(planned)))
     except UnavailableError as error:
         decision = fallback.decide_all(planned)
         signals.send(signals.backend_failed, error=error, decision=decision)
         return decision
+    if observers.measures_latency:
+        decision.latency = monotonic() - started
     if not decision.allowed:
         cached_refusals().store(planned, decision, started)
     return decision
 
 
-async def acheck(identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1) -> Decision:
-    """As `check`, natively async. If the caller is cancelled, what was charged is refunded."""
+async def adecide(identity: Identity, policy: Policies | CompiledPolicySet, cost: int) -> Decision:
+    """As `decide`, natively async. If the caller is cancelled, what was charged is refunded."""
     planned = plan(identity, policy, cost)
     policy_set, refusals, started = planned.policy_set, conf.config().derived.get(RefusalCache), monotonic()
     if refusals is not None and (cached := refusals.find(planned)) is not None:
         return cached  # type: ignore[no-any-return]
     planned.on_abandoned = refund_abandoned
     if not policy_set.in_one_call:
-        return await _adecide(planned)
+        return await _adecide_by_slot(planned)
     try:
         decision = planned.read(await backend.aexecute(policy_set.topology, policy_set.call(planned)))
     except UnavailableError as error:
         decision = fallback.decide_all(planned)
         await _asend_failed(error, decision)
         return decision
+    if observers.measures_latency:
+        decision.latency = monotonic() - started
     if not decision.allowed:
         cached_refusals().store(planned, decision, started)
     return decision
 
 
 def check_each(checks: Sequence[Check]) -> list[Decision]:
-    """Decide independent checks, each as `check` would by itself, in one round trip per server.
+    """Decide independent checks, each as `decide` would by itself, in one round trip per server.
 
     >>> check_each([plan("alice", "search", 1), plan("bob", ["search", "site"], 3)])
     """
@@ -97,7 +127,7 @@ def check_each(checks: Sequence[Check]) -> list[Decision]:
         decisions[i], error = _read_one(checks[i], reply, started)
         if error is not None:
             signals.send(signals.backend_failed, error=error, decision=decisions[i])
-    return [decision or _decide(check) for check, decision in zip(checks, decisions, strict=True)]
+    return [decision or _decide_by_slot(check) for check, decision in zip(checks, decisions, strict=True)]
 
 
 async def acheck_each(checks: Sequence[Check]) -> list[Decision]:
@@ -109,17 +139,17 @@ async def acheck_each(checks: Sequence[Check]) -> list[Decision]:
         decisions[i], error = _read_one(checks[i], reply, started)
         if error is not None:
             await signals.asend(signals.backend_failed, error=error, decision=decisions[i])
-    return [decision or await _adecide(check) for check, decision in zip(checks, decisions, strict=True)]
+    return [decision or await _adecide_by_slot(check) for check, decision in zip(checks, decisions, strict=True)]
 
 
 def peek(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
     """Return what `check` would decide now. Nothing is charged, so `remaining` is what is left before the request."""
-    return _decide(plan(identity, policy, cost, charge=False))
+    return _decide_by_slot(plan(identity, policy, cost, charge=False))
 
 
 async def apeek(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
     """As `peek`, natively async."""
-    return await _adecide(plan(identity, policy, cost, charge=False))
+    return await _adecide_by_slot(plan(identity, policy, cost, charge=False))
 
 
 def reset(identity: Identity, policy: Policies = None) -> int:
@@ -197,7 +227,7 @@ def _read_one(check: Check, reply: Any, started: float) -> tuple[Decision, Unava
     return decision, None
 
 
-def _decide(planned: Check) -> Decision:
+def _decide_by_slot(planned: Check) -> Decision:
     """Decide what is not the usual: a peek, a cluster, or rate limiting that is turned off."""
     if not planned.policy_set.enabled:
         return fallback.decide_all(planned)
@@ -220,7 +250,7 @@ def _decide(planned: Check) -> Decision:
     return decision
 
 
-async def _adecide(planned: Check) -> Decision:
+async def _adecide_by_slot(planned: Check) -> Decision:
     if not planned.policy_set.enabled:
         return fallback.decide_all(planned)
     progress, topology = SlotCheck(planned), planned.policy_set.topology

@@ -9,13 +9,16 @@ import time
 from ..core import clock
 from ..core.decision import Decision
 from ..core.keys import Identity
+from ..core.observers import CODE
 from ..core.policy import Policies
 from . import acheck, check
 
 MAX_WAIT = 60.0  # seconds
 
 
-def acquire(identity: Identity, policy: Policies = None, *, cost: int = 1, timeout: float = MAX_WAIT) -> Decision:
+def acquire(
+    identity: Identity, policy: Policies = None, *, cost: int = 1, timeout: float = MAX_WAIT, source: str = CODE
+) -> Decision:
     """Check, and while it is refused wait as long as the decision says; return the first allowed decision.
 
     The refusal is returned instead where its wait would end after `timeout` seconds. Under the frozen clock of tests,
@@ -26,7 +29,7 @@ def acquire(identity: Identity, policy: Policies = None, *, cost: int = 1, timeo
     """
     deadline = time.monotonic() + timeout
     while True:
-        decision = check(identity, policy, cost=cost)
+        decision = check(identity, policy, cost=cost, source=source)
         if decision.allowed or (wait := _wait(decision, deadline)) is None:
             return decision
         time.sleep(wait)
@@ -38,11 +41,12 @@ async def aacquire(
     *,
     cost: int = 1,
     timeout: float = MAX_WAIT,  # noqa: ASYNC109  (not a timeout of the calls, but of the waits)
+    source: str = CODE,
 ) -> Decision:
     """As `acquire`, without blocking the event loop."""
     deadline = time.monotonic() + timeout
     while True:
-        decision = await acheck(identity, policy, cost=cost)
+        decision = await acheck(identity, policy, cost=cost, source=source)
         if decision.allowed or (wait := _wait(decision, deadline)) is None:
             return decision
         await asyncio.sleep(wait)

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from django.http import HttpRequest, HttpResponse
 
-from .. import backend, conf, limiter, stats
+from .. import backend, conf, limiter
 from ..core.callers import Caller
 from ..core.decision import Decision
 from ..core.keys import EncodedIdentity
+from ..core.observers import observe
 from ..http import responses
 from ..http.identity import RequestIdentity
 from ..limiter import receipts
@@ -38,12 +39,12 @@ def check(request: HttpRequest, caller: Caller) -> Operation:
     subject = read_subject(request, caller)
 
     def respond(decision: Decision) -> HttpResponse:
-        _record(request, decision)
+        _suppress_log(request, decision)
         response = decision_response(decision, caller, as_text=as_text)
         response.headers["Vary"] = "Accept"
         return response
 
-    return _check(subject, respond)
+    return _check(subject, caller, respond)
 
 
 def check_batch(request: HttpRequest, caller: Caller) -> Operation:
@@ -68,7 +69,9 @@ def check_batch(request: HttpRequest, caller: Caller) -> Operation:
                 results.append({"error": each.members()})
             else:
                 decision = next(decided)
-                _record(request, decision)
+                if conf.config().enabled:
+                    observe(decision, caller.source)
+                _suppress_log(request, decision)
                 results.append(decision_json(decision, caller))
         return json_response({"results": results})
 
@@ -157,21 +160,22 @@ def forward_auth(request: HttpRequest, caller: Caller, policies: str = "default"
     subject = subject_of(ProxyIdentity(request), policies.split(","), caller)
 
     def respond(decision: Decision) -> HttpResponse:
-        _record(request, decision)
+        _suppress_log(request, decision)
         if not decision.allowed:
             return decision_response(decision, caller, as_text=True)
         return with_headers(HttpResponse(status=204 if path is None else 200), decision)
 
-    return _check(subject, respond)
+    return _check(subject, caller, respond)
 
 
-def _check(subject: Subject, respond: Callable[[Decision], HttpResponse]) -> Operation:
+def _check(subject: Subject, caller: Caller, respond: Callable[[Decision], HttpResponse]) -> Operation:
     arguments: Any = subject.identity, subject.policy_set
-    call, acall = partial(limiter.check, *arguments), partial(limiter.acheck, *arguments)
-    return Operation(partial(call, cost=subject.cost), partial(acall, cost=subject.cost), respond)
+    options: Any = {"cost": subject.cost, "source": caller.source}
+    return Operation(
+        partial(limiter.check, *arguments, **options), partial(limiter.acheck, *arguments, **options), respond
+    )
 
 
-def _record(request: HttpRequest, decision: Decision) -> None:
-    stats.record(decision, request.method or "", request.path)
+def _suppress_log(request: HttpRequest, decision: Decision) -> None:
     if not decision.allowed:
         setattr(request, responses.SUPPRESSED, True)  # a refusal is an answer here, not an error that Django logs

@@ -46,8 +46,10 @@ def sync_view(endpoint: Endpoint) -> Callable[..., HttpResponse]:
             if endpoint.verb is not None:
                 caller = auth.by_token(request) or auth.by_site(request, endpoint.verb)
                 auth.require_verb(caller, endpoint.verb)
-            if caller.limit is not None and (refusal := _own_refusal(limiter.check(caller.name, caller.limit))):
-                return refusal
+            if caller.limit is not None:
+                decision = limiter.check(caller.name, caller.limit, source=caller.source)
+                if not decision.allowed:
+                    return _own_refusal(decision)
             operation = endpoint.prepare(request, caller, **kwargs)
             return _finish(operation if isinstance(operation, HttpResponse) else operation.respond(operation.call()))
         except (ProblemError, UnavailableError) as error:
@@ -68,8 +70,10 @@ def async_view(endpoint: Endpoint) -> Callable[..., Awaitable[HttpResponse]]:
             if endpoint.verb is not None:
                 caller = auth.by_token(request) or await auth.aby_site(request, endpoint.verb)
                 auth.require_verb(caller, endpoint.verb)
-            if caller.limit is not None and (refusal := _own_refusal(await limiter.acheck(caller.name, caller.limit))):
-                return refusal
+            if caller.limit is not None:
+                decision = await limiter.acheck(caller.name, caller.limit, source=caller.source)
+                if not decision.allowed:
+                    return _own_refusal(decision)
             operation = endpoint.prepare(request, caller, **kwargs)
             return _finish(
                 operation if isinstance(operation, HttpResponse) else operation.respond(await operation.acall())
@@ -80,10 +84,8 @@ def async_view(endpoint: Endpoint) -> Callable[..., Awaitable[HttpResponse]]:
     return view
 
 
-def _own_refusal(decision: Decision) -> HttpResponse | None:
+def _own_refusal(decision: Decision) -> HttpResponse:
     """Return the response to a caller that is over its own limit."""
-    if decision.allowed:
-        return None
     problem = ProblemError(429, f"This caller is over its own limit, {decision.policy.name!r}; nothing was checked.")
     if decision.unavailable:
         problem = unavailable(f"Redis is unavailable, and policy {decision.policy.name!r} fails closed.")

@@ -1,6 +1,6 @@
-"""Statistics of rate limited requests: decisions per minute, recent refusals, and identities near a limit.
+"""Statistics of decisions: numbers per minute and hour, recent refusals, and identities near a limit.
 
-A decision is recorded in memory and written by a background thread, so it costs a request no round trip.
+An observation is kept in memory and written by a background thread, so it costs a request no round trip.
 """
 
 from __future__ import annotations
@@ -8,16 +8,15 @@ from __future__ import annotations
 import os
 import time
 
-from ..core.decision import Decision
+from ..core.observers import Observation
 from . import background, recorder
 
 __all__ = ["record"]
 
 
-def record(decision: Decision, method: str, path: str) -> None:
-    """Record a decision about a request; the background thread writes it to Redis within a second or two."""
-    # Cut here, as the client chooses both, and they stay in memory while Redis is unavailable.
-    recorder.pending.append((time.time(), decision, method[: recorder.MAX_METHOD], path[: recorder.MAX_PATH]))
+def record(observation: Observation) -> None:
+    """Keep an observation; the background thread writes it to Redis within a second or two."""
+    recorder.pending.append((time.time(), observation))
     state = background.state
     if state.pid != os.getpid() or time.monotonic() - state.last_round > background.STALLED_AFTER:
         background.wake()

@@ -1,48 +1,75 @@
-"""Read statistics from Redis, for the admin's pages."""
+"""Read statistics from Redis, for the admin's pages.
+
+Each function takes one round trip (on a Cluster one per key), whatever the number of policies.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .. import backend
 from . import schema
-from .schema import DAY, HOUR, KINDS, MINUTE, Refusal
+from .schema import CODES, DAY, HOUR, MINUTE, SITE, Refusal
 
 
-class Minute(NamedTuple):
-    """The decisions of a policy in one minute."""
+class Counts(NamedTuple):
+    """The decisions about a policy, or about the site, in a minute or an hour."""
 
     start: int  # seconds since the epoch
-    allowed: int
-    refused: int
-    shadowed: int
-    degraded: int
-    unlogged: int
+    allowed: int = 0
+    refused: int = 0  # by this policy
+    other: int = 0  # refused by another policy
+    over: int = 0  # over the limit, but not refused: a shadow policy, or block=False
+    degraded: int = 0  # decided without Redis
+    unlogged: int = 0  # of those that were refused or over: not in the refusal log
+
+    @property
+    def total(self) -> int:
+        """The number of decisions."""
+        return self.allowed + self.refused + self.other + self.over + self.degraded
 
 
-def minutes(policies: Iterable[str], hours: int = 24) -> dict[str, list[Minute]]:
-    """Return the minutes of the last hours per policy, the current minute last."""
-    names = list(policies)
-    end = int(time.time()) // MINUTE * MINUTE
-    days = (end // DAY - 1, end // DAY)
-    replies = iter(backend.run_commands([("HGETALL", schema.stats_key(name, day)) for name in names for day in days]))
-    starts = range(end - hours * HOUR + MINUTE, end + MINUTE, MINUTE)
+def minutes(policies: Iterable[str], hours: int = 24) -> dict[str, list[Counts]]:
+    """Return the minutes of up to 24 hours per policy, or of the site (`schema.SITE`), the current minute last.
+
+    A key per policy and hour is read: for many policies, read one hour of minutes, or a day of hours.
+    """
+    return _series([*policies], schema.minutes_key, HOUR, MINUTE, 60 * hours)
+
+
+def hours(policies: Iterable[str], days: int = 7) -> dict[str, list[Counts]]:
+    """Return the hours of up to seven days per policy, or of the site, the current hour last."""
+    return _series([*policies], schema.hours_key, DAY, HOUR, 24 * days)
+
+
+def _series(
+    names: Sequence[str], key: Callable[[str, int], str], span: int, step: int, number: int
+) -> dict[str, list[Counts]]:
+    """Return the last `number` steps; each key has those of one span. Spans and steps are in seconds."""
+    end = int(time.time()) // step * step
+    starts = range(end - (number - 1) * step, end + step, step)
+    spans = range(starts[0] // span, end // span + 1)
+    replies = iter(backend.run_commands([("HGETALL", key(name, each)) for name in names for each in spans]))
     series = {}
     for name in names:
-        counts = {}
-        for day in days:
-            for field, number in _pairs(next(replies)):
-                minute, _, kind = field.partition(":")
-                counts[day * DAY + int(minute) * MINUTE, kind] = int(number)
-        series[name] = [Minute(start, *(counts.get((start, kind), 0) for kind in KINDS)) for start in starts]
+        found: dict[tuple[int, str], int] = {}
+        for each in spans:
+            for field, count in _pairs(next(replies)):
+                position, _, code = field.partition(":")
+                found[each * span + int(position) * step, code] = int(count)
+        used = {start for start, _ in found}  # most are not, with many policies
+        series[name] = [
+            Counts(start, *(found.get((start, code), 0) for code in CODES.values())) if start in used else Counts(start)
+            for start in starts
+        ]
     return series
 
 
-def refusals(policies: Iterable[str], limit: int = schema.MAX_REFUSALS) -> list[Refusal]:
-    """Return the latest refusals under these policies, newest first."""
+def refusals(policies: Iterable[str] = (SITE,), limit: int = schema.MAX_REFUSALS) -> list[Refusal]:
+    """Return the latest refusals under these policies, or of the site, newest first."""
     found = [refusal for each in latest_refusals(policies, limit).values() for refusal in each]
     return sorted(found, key=lambda refusal: -refusal.at)[:limit]
 
@@ -54,33 +81,55 @@ def latest_refusals(policies: Iterable[str], limit: int = 1) -> dict[str, list[R
     return {name: [Refusal(**json.loads(line)) for line in lines] for name, lines in zip(names, replies, strict=True)}
 
 
-def watched(policies: Iterable[str], limit: int = schema.MAX_IDENTITIES) -> list[tuple[str, str, int]]:
+def watched(policy: str | None = None, limit: int = schema.MAX_IDENTITIES) -> list[tuple[str, str, int]]:
     """Return (policy, identity, percent of the limit used) for this hour and the last, the highest first.
 
     The percentage is the one of the latest of the two hours; a refused request counts one percent more.
     """
     hour = int(time.time()) // HOUR
-    keys = [(name, schema.watch_key(name, each)) for name in policies for each in (hour - 1, hour)]
-    levels = _ranked(keys, limit)  # the later hour overwrites the earlier
+    name = policy or SITE
+    levels: dict[str, float] = {}
+    for found in _ranked([schema.watch_key(name, hour - 1), schema.watch_key(name, hour)], limit):
+        levels |= found  # the later hour overwrites the earlier
     ranked = sorted(levels.items(), key=lambda item: -item[1])[:limit]
-    return [(name, identity, int(level)) for (name, identity), level in ranked]
+    if policy is not None:
+        return [(policy, identity, int(level)) for identity, level in ranked]
+    return [(*_split(member), int(level)) for member, level in ranked]
 
 
-def refused_today(policies: Iterable[str]) -> dict[tuple[str, str], int]:
-    """Return today's refusals by (policy, identity), of the identities with the most."""
+def _split(member: str) -> tuple[str, str]:
+    policy, _, identity = member.partition("/")
+    return policy, identity
+
+
+def most_refused(limit: int = 10) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the identities, and the paths or sources, with the most refusals today, the most first."""
     day = int(time.time()) // DAY
-    ranked = _ranked([(name, schema.refused_key(name, day)) for name in policies], 0)
-    return {pair: int(number) for pair, number in ranked.items()}
+    identities, paths = _ranked([schema.refused_key(SITE, day), schema.paths_key(day)], limit)
+    return {each: int(number) for each, number in identities.items()}, {each: int(n) for each, n in paths.items()}
 
 
-def _ranked(keys: list[tuple[str, str]], limit: int) -> dict[tuple[str, str], float]:
-    """Return the scores of the ZSETs of some policies by (policy, identity), the highest `limit` of each; 0 for all."""
-    replies = backend.run_commands([("ZREVRANGE", key, 0, limit - 1, "WITHSCORES") for _, key in keys])
+def refused_identities(policies: Iterable[str], limit: int = schema.MAX_IDENTITIES) -> dict[str, dict[str, int]]:
+    """Return the identities that were over the limit of each policy today, with how often, the most first."""
+    names, day = list(policies), int(time.time()) // DAY
+    ranked = _ranked([schema.refused_key(name, day) for name in names], limit)
     return {
-        (name, identity): float(score)
-        for (name, _), reply in zip(keys, replies, strict=True)
-        for identity, score in _pairs(reply)
+        name: {identity: int(number) for identity, number in found.items()}
+        for name, found in zip(names, ranked, strict=True)
     }
+
+
+def refused_today(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """Return how often each pair of policy and identity was over the limit today; 0 beyond the 1,000 with the most."""
+    wanted, day = list(pairs), int(time.time()) // DAY
+    replies = backend.run_commands([("ZSCORE", schema.refused_key(name, day), identity) for name, identity in wanted])
+    return {pair: int(float(score or 0)) for pair, score in zip(wanted, replies, strict=True)}
+
+
+def _ranked(keys: Sequence[str], limit: int) -> list[dict[str, float]]:
+    """Return the members and scores of ZSETs, the highest `limit` of each, the highest first."""
+    replies = backend.run_commands([("ZREVRANGE", key, 0, limit - 1, "WITHSCORES") for key in keys])
+    return [{member: float(score) for member, score in _pairs(reply)} for reply in replies]
 
 
 def _pairs(reply: Any) -> list[tuple[str, Any]]:

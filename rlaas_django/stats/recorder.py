@@ -1,4 +1,4 @@
-"""Record decisions in memory, and write them to Redis in batches."""
+"""Keep observations in memory, and write them to Redis in batches."""
 
 from __future__ import annotations
 
@@ -6,116 +6,147 @@ import contextlib
 import json
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from typing import Any
 
 from .. import backend
 from ..backend.scripts import RECORD
 from ..core import process
-from ..core.decision import Decision, Outcome
-from ..core.policy import DEFAULT
+from ..core.decision import Outcome
+from ..core.observers import DEGRADED, OVER, REFUSED, REQUEST, Observation
 from . import schema
-from .schema import ALLOWED, DAY, DEGRADED, HOUR, MINUTE, REFUSED, SHADOWED, UNLOGGED, Refusal
+from .schema import CODES, DAY, HOUR, MINUTE, SITE, UNLOGGED, Refusal
+from .user_agents import classify
 
-MAX_PENDING = 20_000  # the oldest decisions are dropped beyond
-MAX_METHOD, MAX_PATH = 16, 300  # characters of a request that are kept
+MAX_PENDING = 20_000  # the oldest are dropped beyond
 REFUSALS_PER_FLUSH = 50  # per policy and process; refusals beyond are counted, and not listed
 
 
-# The decisions of this process that are not yet written; a forked child leaves them to its parent.
-pending: deque[tuple[float, Decision, str, str]] = deque(maxlen=MAX_PENDING)
+# The observations of this process that are not yet written, with their time; a forked child leaves them to its parent.
+pending: deque[tuple[float, Observation]] = deque(maxlen=MAX_PENDING)
 process.on_fork(pending.clear)
 
 
 def flush() -> None:
-    """Write the pending decisions to Redis; they stay pending while Redis is unavailable."""
+    """Write the pending observations to Redis; they stay pending while Redis is unavailable."""
     if pending:
-        backend.run_commands([("EXISTS", schema.refusals_key(DEFAULT))])  # raises while Redis is unavailable
-    batch = Batch()
+        backend.run_commands([("EXISTS", schema.refusals_key(SITE))])  # raises while Redis is unavailable
+    tallies: dict[str, Tally] = defaultdict(Tally)  # by policy
     with contextlib.suppress(IndexError):  # none is left
         while True:
-            batch.add(*pending.popleft())
-    for call in batch.calls():
+            add(tallies, *pending.popleft())
+    for name, tally in tallies.items():
         with contextlib.suppress(backend.UnavailableError):  # one shard of a Cluster may be unavailable
-            backend.execute(backend.topology(), call)
+            # One after the other: decisions need not wait until the server has written all of them.
+            backend.execute(backend.topology(), tally.call(name))
 
 
-class Batch:
-    """Pending decisions, added up so that thousands take few commands."""
+class Tally:
+    """What is to be added to the keys of one policy, or of the site: thousands of observations in one call."""
 
     def __init__(self) -> None:
-        self.counts: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)  # policy, day -> minute:kind
-        self.refused: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)  # policy, day -> identity
-        self.watched: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)  # policy, hour -> identity -> level
-        self.refusals: dict[str, list[str]] = defaultdict(list)  # policy -> JSON
+        self.counts: Counter[tuple[int, str]] = Counter()  # by minute since the epoch, and result
+        self.refused: dict[int, Counter[str]] = defaultdict(Counter)  # day -> identity
+        self.paths: dict[int, Counter[str]] = defaultdict(Counter)  # day -> path; of the site only
+        self.watched: dict[int, dict[str, float]] = defaultdict(dict)  # hour -> identity -> percent
+        self.lines: list[str] = []  # refusals as JSON
 
-    def add(self, at: float, decision: Decision, method: str, path: str) -> None:
-        """Count a decision under each of its policies."""
-        day, second = divmod(int(at), DAY)
-        minute = second // MINUTE
-        for outcome in decision.outcomes:
-            name, kind = outcome.policy.name, _kind(outcome)
-            counts = self.counts[name, day]
-            counts[f"{minute}:{kind}"] += 1
-            if kind == DEGRADED:
-                continue
-            if not outcome.allowed:
-                self.refused[name, day][outcome.identity] += 1
-                if len(self.refusals[name]) < REFUSALS_PER_FLUSH:
-                    self.refusals[name].append(_refusal_json(at, outcome, method, path))
-                else:
-                    counts[f"{minute}:{UNLOGGED}"] += 1
-            used = 100 * (outcome.limit - outcome.remaining) // outcome.limit
-            if used >= schema.WATCH_PERCENT:
-                # The fraction of the hour ranks the identity that was seen last first among those with the same usage.
-                level = used + (not outcome.allowed) + at % HOUR / HOUR
-                levels = self.watched[name, int(at) // HOUR]
-                levels[outcome.identity] = max(level, levels.get(outcome.identity, 0))
+    def log(self, minute: int, line: Callable[[], str]) -> None:
+        """List a refusal, or count it as unlogged."""
+        if len(self.lines) < REFUSALS_PER_FLUSH:
+            self.lines.append(line())
+        else:
+            self.counts[minute, UNLOGGED] += 1
 
-    def calls(self) -> Iterator[backend.Call]:
-        """Yield one script call per key."""
-        for (name, day), counts in self.counts.items():
-            yield _call("counts", schema.stats_key(name, day), schema.STATS_TTL, 0, *chain(*counts.items()))
-        for (name, day), refused in self.refused.items():
-            key = schema.refused_key(name, day)
-            yield _call("ranks", key, schema.STATS_TTL, schema.MAX_IDENTITIES, *chain(*_highest(refused)))
-        for (name, hour), watched in self.watched.items():
-            levels = ((identity, f"{level:.7f}") for identity, level in _highest(watched))
-            key = schema.watch_key(name, hour)
-            yield _call("levels", key, schema.WATCH_TTL, schema.MAX_IDENTITIES, *chain(*levels))
-        for name, lines in self.refusals.items():
-            yield _call("lines", schema.refusals_key(name), schema.REFUSALS_TTL, schema.MAX_REFUSALS, *lines)
+    def watch(self, at: float, identity: str, level: float) -> None:
+        """Keep the highest level of an identity in this hour."""
+        # The fraction of the hour ranks the identity that was seen last first among those with the same usage.
+        levels = self.watched[int(at) // HOUR]
+        levels[identity] = max(level + at % HOUR / HOUR, levels.get(identity, 0))
 
+    def call(self, name: str) -> backend.Call:
+        """Return the call that adds all of it."""
+        minutes: dict[int, Counter[str]] = defaultdict(Counter)  # hour -> field
+        hours: dict[int, Counter[str]] = defaultdict(Counter)  # day -> field
+        for (minute, result), number in self.counts.items():
+            minutes[minute // 60][f"{minute % 60}:{CODES[result]}"] += number
+            hours[minute // 1440][f"{minute // 60 % 24}:{CODES[result]}"] += number
+        keys: list[str] = []
+        words: list[Any] = [0]
 
-def _call(what: str, key: str, ttl: int, most: int, *values: Any) -> backend.Call:
-    return backend.script_call(RECORD, (key,), (0, what, ttl, most, *values))
+        def add(key: str, kind: str, ttl: int, most: int, values: Iterable[Any]) -> None:
+            keys.append(key)
+            found = [*values]
+            words.extend((kind, ttl, most, len(found), *found))
 
-
-def _highest(numbers: Mapping[str, float]) -> list[tuple[str, float]]:
-    return sorted(numbers.items(), key=lambda item: -item[1])[: schema.MAX_IDENTITIES]
-
-
-def _kind(outcome: Outcome) -> str:
-    if outcome.degraded and (outcome.allowed or outcome.failed_closed):
-        return DEGRADED
-    if outcome.allowed:
-        return ALLOWED
-    return SHADOWED if outcome.policy.shadow else REFUSED
+        for hour, fields in minutes.items():
+            add(schema.minutes_key(name, hour), "counts", schema.MINUTES_TTL, 0, chain(*fields.items()))
+        for day, fields in hours.items():
+            add(schema.hours_key(name, day), "counts", schema.HOURS_TTL, 0, chain(*fields.items()))
+        for day, refused in self.refused.items():
+            add(schema.refused_key(name, day), "ranks", schema.RANKS_TTL, schema.MAX_IDENTITIES, _highest(refused))
+        for day, paths in self.paths.items():
+            add(schema.paths_key(day), "ranks", schema.RANKS_TTL, schema.MAX_IDENTITIES, _highest(paths))
+        for hour, levels in self.watched.items():
+            values = [f"{each:.7f}" if isinstance(each, float) else each for each in _highest(levels)]
+            add(schema.watch_key(name, hour), "levels", schema.WATCH_TTL, schema.MAX_IDENTITIES, values)
+        if self.lines:
+            add(schema.refusals_key(name), "lines", schema.REFUSALS_TTL, schema.MAX_REFUSALS, self.lines)
+        return backend.script_call(RECORD, keys, words)
 
 
-def _refusal_json(at: float, outcome: Outcome, method: str, path: str) -> str:
+def add(tallies: dict[str, Tally], at: float, observation: Observation) -> None:
+    """Count an observation under each of its policies, and once for the site."""
+    minute, day, site = int(at) // MINUTE, int(at) // DAY, tallies[SITE]
+    refused: set[str] = set()  # identities
+    for outcome, result in observation.results():
+        name = outcome.policy.name
+        tally = tallies[name]
+        tally.counts[minute, result] += 1
+        if result == DEGRADED:
+            continue
+        if result in (REFUSED, OVER):
+            line = partial(_refusal_json, at, observation, outcome, over=result == OVER)
+            tally.log(minute, line)
+            site.log(minute, line)
+            tally.refused[day][outcome.identity] += 1
+        if result == REFUSED:
+            refused.add(outcome.identity)
+        used = 100 * (outcome.limit - outcome.remaining) // outcome.limit
+        if used >= schema.WATCH_PERCENT:
+            level = used + (not outcome.allowed)
+            tally.watch(at, outcome.identity, level)
+            site.watch(at, f"{name}/{outcome.identity}", level)
+    if not observation.is_continued:
+        site.counts[minute, observation.result] += 1
+    if refused:
+        site.refused[day].update(refused)
+        is_request = observation.source == REQUEST
+        site.paths[day][observation.path if is_request else observation.source] += 1
+
+
+def _highest(numbers: Mapping[str, float]) -> Iterable[Any]:
+    return chain(*sorted(numbers.items(), key=lambda item: -item[1])[: schema.MAX_IDENTITIES])
+
+
+def _refusal_json(at: float, observation: Observation, outcome: Outcome, *, over: bool) -> str:
+    is_request = observation.source == REQUEST
     refusal = Refusal(
         at=round(at, 3),
         policy=outcome.policy.name,
         identity=outcome.identity,
-        method=method,
-        path=path,
+        source=observation.source,
+        method=observation.method,
+        path=observation.path,
+        address=observation.address,
+        agent=classify(observation.user_agent) if is_request else "",
         count=outcome.current_count,
         limit=outcome.limit,
         window=outcome.policy.window,
         retry_after=None if math.isinf(outcome.retry_after) else outcome.retry_after,
-        shadow=outcome.policy.shadow,
+        over=over,
     )
     return json.dumps(asdict(refusal))

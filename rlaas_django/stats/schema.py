@@ -1,25 +1,36 @@
 """How statistics are stored in Redis: key names, fields and bounds.
 
-Every key is bounded, has a TTL and is used by single-key commands only, as a Cluster demands.
+Every key is bounded and has a TTL. The keys of a policy are in one slot of a Cluster; those of the whole site are kept
+under the name `*`, which no policy can have.
 
-  rlaas:stats:{<policy>}:<day>     HASH   <minute of the day>:<kind> -> number of decisions
-  rlaas:refused:{<policy>}:<day>   ZSET   identity -> refusals that day; those with the most
-  rlaas:watch:{<policy>}:<hour>    ZSET   identity -> percent of the limit used, from 80 on; those with the most
-  rlaas:refusals:{<policy>}        LIST   recent refusals as JSON, newest first
+  rlaas:stats:{<policy>}:minutes:<hour>   HASH   <minute of the hour>:<code> -> number of decisions
+  rlaas:stats:{<policy>}:hours:<day>      HASH   <hour of the day>:<code> -> number of decisions
+  rlaas:refused:{<policy>}:<day>          ZSET   identity -> times over the limit that day; those with the most
+  rlaas:paths:{*}:<day>                   ZSET   path, or source of a check in code -> refusals that day
+  rlaas:watch:{<policy>}:<hour>           ZSET   identity -> percent of the limit used, from 80 on; those with the most.
+                                                 Of the site: <policy>/<identity>
+  rlaas:refusals:{<policy>}               LIST   recent refusals as JSON, newest first
 
-Days and hours are counted from the epoch.
+Under the name of the site a request is counted once, under that of a policy each request that the policy was checked
+for. Days and hours are counted from the epoch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..core.observers import ALLOWED, DEGRADED, OTHER, OVER, REFUSED
+
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
+SITE = "*"
 
-# Kinds of decisions; the first letters stand in the fields of the HASH.
-KINDS = ALLOWED, REFUSED, SHADOWED, DEGRADED, UNLOGGED = "a", "r", "s", "d", "u"
+# What stands for a result in the fields of a HASH. Unlogged are the refusals that no line was written for.
+UNLOGGED = "unlogged"
+CODES = {ALLOWED: "a", REFUSED: "r", OTHER: "x", OVER: "o", DEGRADED: "d", UNLOGGED: "u"}
 
-STATS_TTL = DAY + 2 * HOUR
+MINUTES_TTL = DAY + 2 * HOUR
+HOURS_TTL = 9 * DAY
+RANKS_TTL = DAY + 2 * HOUR
 WATCH_TTL = 3 * HOUR
 REFUSALS_TTL = 7 * DAY
 
@@ -35,21 +46,32 @@ class Refusal:
     at: float
     policy: str
     identity: str
+    source: str  # "request", or the label of the caller of `check()`
     method: str
     path: str
+    address: str  # of the client of a request
+    agent: str  # the class of its user agent: browser, bot, program, none
     count: int
     limit: int
     window: int
     retry_after: float | None  # None: the cost exceeds the limit, so it is never allowed
-    shadow: bool = False
+    over: bool = False  # over the limit, but not refused: a shadow policy, or block=False
 
 
-def stats_key(policy: str, day: int) -> str:
-    return f"rlaas:stats:{{{policy}}}:{day}"
+def minutes_key(policy: str, hour: int) -> str:
+    return f"rlaas:stats:{{{policy}}}:minutes:{hour}"
+
+
+def hours_key(policy: str, day: int) -> str:
+    return f"rlaas:stats:{{{policy}}}:hours:{day}"
 
 
 def refused_key(policy: str, day: int) -> str:
     return f"rlaas:refused:{{{policy}}}:{day}"
+
+
+def paths_key(day: int) -> str:
+    return f"rlaas:paths:{{{SITE}}}:{day}"
 
 
 def watch_key(policy: str, hour: int) -> str:

@@ -7,7 +7,6 @@ import os
 import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from django.test import Client
 from pytest_django.live_server_helper import LiveServer
 
 from rlaas_django import backend, check
+from rlaas_django.core.observers import ALLOWED, OVER, REFUSED
 from rlaas_django.stats import background, recorder, schema
 from tests.browser import admin_urls  # noqa: F401  (before any test: its policies are the site's, and no test's own)
 from tests.browser.conftest import LOOKS
@@ -153,19 +153,17 @@ def crowd(number: int = 200) -> list[User]:
 def past(policies: dict[str, tuple[int, float]]) -> None:
     """Write a day of decisions: per policy the most per minute, and the share that was refused."""
     chance = random.Random(7)
-    now = int(time.time()) // 60 * 60
+    now, site = int(time.time()) // 60 * 60, recorder.Tally()
     for name, (most, share) in policies.items():
-        kind = schema.SHADOWED if name == "trial" else schema.REFUSED
-        counts: dict[int, Counter[str]] = {}
+        kind = OVER if name == "trial" else REFUSED
+        tally = recorder.Tally()
         for minute in range(1, 1440):
             at = now - minute * 60
             level = most * (0.55 + 0.45 * math.cos(minute / 1440 * 2 * math.pi)) * chance.uniform(0.6, 1)
             spike = 6 if minute in range(22, 27) else 1
             refused = round(level * share * spike * chance.random())
-            here = counts.setdefault(at // schema.DAY, Counter())
-            here[f"{at % schema.DAY // 60}:{schema.ALLOWED}"] += round(level)
-            here[f"{at % schema.DAY // 60}:{kind}"] += refused
-        for day, numbers in counts.items():
-            key = schema.stats_key(name, day)
-            backend.run_commands([("HINCRBY", key, field, number) for field, number in numbers.items()])
-            backend.run_commands([("EXPIRE", key, schema.STATS_TTL)])
+            for each in (tally, site):
+                each.counts[at // 60, ALLOWED] += round(level)
+                each.counts[at // 60, kind] += refused
+        backend.execute(backend.topology(), tally.call(name))
+    backend.execute(backend.topology(), site.call(schema.SITE))

@@ -14,8 +14,9 @@ from playwright.sync_api import expect
 
 from rlaas_django import Policy, backend, check, peek
 from rlaas_django.admin import RateLimitsOfUser
+from rlaas_django.core.observers import DEGRADED
 from rlaas_django.models import Override
-from rlaas_django.stats import schema
+from rlaas_django.stats import recorder, schema
 from tests.browser.admin_fixtures import CSP, PANEL, _open_page, _site, _users, crowd, past, send  # noqa: F401
 from tests.browser.conftest import LOOKS
 from tests.browser.test_demo import CONTRAST
@@ -505,11 +506,9 @@ class TestAppearance:
         assert open_page(users["operator"], reduced_motion="reduce").evaluate(moving) == "none"
 
     def test_degraded_decisions_and_unlisted_refusals_are_shown(self, open_page, users, screenshots):
-        now = int(time.time())
-        key = schema.stats_key("checkout", now // schema.DAY)
-        minute = now % schema.DAY // 60
-        command = ("HSET", key, f"{minute}:{schema.DEGRADED}", 12, f"{minute}:{schema.UNLOGGED}", 3456)
-        backend.run_commands([command, ("EXPIRE", key, 60)])
+        tally, minute = recorder.Tally(), int(time.time()) // 60
+        tally.counts.update({(minute, DEGRADED): 12, (minute, schema.UNLOGGED): 3456})
+        backend.execute(backend.topology(), tally.call(schema.SITE))
         page = open_page(users["operator"])
         expect(page.get_by_role("alert")).to_contain_text("12 requests were decided without Redis")
         page.screenshot(path=screenshots / "admin" / "degraded-light.png")

@@ -1,0 +1,79 @@
+"""Who observes decisions: the statistics, and integrations with metrics. Each decision is observed once.
+
+A request is observed when its outermost limits are left, whatever the number of its checks; `check()` in code is
+observed at once. An observer is called in the thread of the request: it must not block, and must not raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from .decision import Decision, Outcome
+
+# Results: of a decision one of the first four, of a policy in it one of all.
+RESULTS = ALLOWED, REFUSED, OVER, DEGRADED, OTHER = "allowed", "refused", "over", "degraded", "other"
+
+REQUEST, CODE = "request", "code"  # sources: a view or the middleware; `check()` without a label of the caller's
+MAX_METHOD, MAX_TEXT = 16, 300  # characters of a request's method, and of its path and its user agent
+
+
+class Observation(NamedTuple):
+    """A request, or a check in code, and what was decided about it."""
+
+    decision: Decision  # of all policies
+    refusal: Decision | None  # what the request was refused by: not a shadow policy, nor limits with block=False
+    source: str
+    method: str = ""
+    path: str = ""
+    address: str = ""  # of the client of a request that exceeded a limit
+    user_agent: str = ""  # likewise
+    latencies: tuple[float, ...] = ()  # seconds per call to Redis; measured only if an observer asks for it
+    is_continued: bool = False  # the request was observed before, and other limits were checked since
+
+    @property
+    def result(self) -> str:
+        """What the client got: refused, over (a limit, but not refused), degraded (decided without Redis), allowed."""
+        results = {result for _, result in self.results()}
+        return next((each for each in (REFUSED, DEGRADED, OVER) if each in results), ALLOWED)
+
+    def results(self) -> Iterator[tuple[Outcome, str]]:
+        """Yield the result of each policy; `other`: it allows a request that another policy refused."""
+        refusing = () if self.refusal is None else [each.policy.name for each in self.refusal.outcomes]
+        for outcome in self.decision.outcomes:
+            if outcome.degraded and (outcome.allowed or outcome.failed_closed):
+                yield outcome, DEGRADED
+            elif outcome.allowed:
+                yield outcome, ALLOWED if self.refusal is None else OTHER
+            elif outcome.policy.shadow or outcome.policy.name not in refusing:
+                yield outcome, OVER
+            else:
+                yield outcome, REFUSED
+
+
+Observer = Callable[[Observation], object]
+
+observers: list[Observer] = []
+measures_latency = False
+
+
+def add(observer: Observer, *, latency: bool = False) -> None:
+    """Have an observer called with each observation; with `latency`, calls to Redis are timed from now on."""
+    global measures_latency
+    measures_latency = measures_latency or latency
+    if observer not in observers:
+        observers.append(observer)
+
+
+def remove(observer: Observer) -> None:
+    """Call the observer no more."""
+    observers.remove(observer)
+
+
+def observe(decision: Decision, source: str) -> None:
+    """Pass a decision that belongs to no request to the observers; `source` is the label of who asked for it."""
+    latency = () if decision.latency is None else (decision.latency,)
+    refusal = None if decision.allowed else decision
+    observation = Observation(decision, refusal, source[:MAX_TEXT], latencies=latency)
+    for observer in observers:
+        observer(observation)

@@ -12,8 +12,8 @@ class RlaasDjangoConfig(AppConfig):
     def ready(self) -> None:
         from . import checks, server_checks, stats  # noqa: F401  (registers the checks)
         from .core import observers
-        from .http.responses import SuppressedRefusals
+        from .http.responses import SuppressedRefusals, cache_no_figures
 
         observers.add(stats.record)
-
+        cache_no_figures()
         logging.getLogger("django.request").addFilter(SuppressedRefusals())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -198,6 +199,7 @@ def _decorated_views(config: conf.Config) -> Iterator[Problem]:
         _ = get_resolver().url_patterns
     uses = sorted(registry.limits_in_use(), key=lambda limits: limits.name)
     yield from _definitions(uses, config)
+    yield from _shared_names(uses)
     for limits in uses:
         known = [config.policies.get(each) if isinstance(each, str) else each for each in limits.policies]
         for policy in (each for each in (*known, *limits.unnamed) if each is not None):
@@ -227,6 +229,19 @@ def _definitions(uses: list[registry.Limits], config: conf.Config) -> Iterator[P
                 "E013",
                 f"{view} is limited by policy {policy!r}, which RATE_LIMITER['POLICIES'] does not have"
                 f"{nearest(policy, config.policies)}",
+            )
+
+
+def _shared_names(uses: list[registry.Limits]) -> Iterator[Problem]:
+    views: defaultdict[str, set[int]] = defaultdict(set)
+    for limits in uses:
+        views[limits.name] |= limits.views
+    for name, sharing in views.items():
+        if len(sharing) > 1:
+            yield Problem(
+                "W012",
+                f"{len(sharing)} views are named {name} and share a counter: lambdas, partials, or of one function.",
+                'Give each a name of its own, such as @rate_limit("5/m", group="search"), or all of them the same.',
             )
 
 

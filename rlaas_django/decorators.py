@@ -161,6 +161,7 @@ class RateLimit:
         _check_options({"group": group, "label": options.get("label")}, applied)
         conf.require_app()
         self.views: dict[str, Limits] = {}  # by name
+        self._seen: dict[str, set[int]] = {}  # by name: the views that are called so
         self.named = tuple(rate for rate in self.rates if isinstance(rate, (str, Policy)))
         if (options or group) and self.named == self.rates:
             words = " and ".join([*options, *(["group"] if group else [])])
@@ -171,6 +172,9 @@ class RateLimit:
 
     def __call__(self, view: ViewT) -> ViewT:
         limits = self.limits_for(view)
+        if isinstance(view, (FunctionType, type)) or not hasattr(view, "__wrapped__"):  # not anew for each request
+            made_of = getattr(view, "view_class", getattr(view, "cls", view))  # as_view() makes functions of a class
+            self._seen.setdefault(view_name(view), set()).add(id(made_of))
         limited: Any = _limited_class(view, limits) if isinstance(view, type) else _limited_function(view, limits)
         # For the system checks, in use as long as the view is; and for the next decorator on the same view.
         limited.rate_limited_by = (*getattr(view, "rate_limited_by", ()), self)
@@ -179,7 +183,11 @@ class RateLimit:
     def limits(self) -> list[LimitsInUse]:
         """Return the views with their policies, for the registry."""
         if self.views:
-            return [LimitsInUse(name, limits.policies, self.applied) for name, limits in self.views.items()]
+            seen = {} if self.group or self.named == self.rates else self._seen
+            return [
+                LimitsInUse(name, limits.policies, self.applied, views=frozenset(seen.get(name, ())))
+                for name, limits in self.views.items()
+            ]
         # method_decorator shows the view with its first request.
         unnamed = tuple(each for each in self._provisional if isinstance(each, Policy) and each not in self.named)
         return [LimitsInUse("A method", self.named, self.applied, unnamed)]

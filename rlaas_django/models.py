@@ -5,11 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.db import IntegrityError, models, transaction
 from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from .core.keys import is_client
 from .limiter import overrides
 
 COMPARED = 500  # identities per comparison of the database with Redis
@@ -73,10 +75,17 @@ class Override(models.Model):
     def __str__(self) -> str:
         return f"{self.identity}: {self.get_kind_display()}"
 
+    def clean(self) -> None:
+        """Require a policy for the value of a parameter or a function: under other policies it is another's."""
+        if not self.policy and not is_client(self.identity):
+            message = _("Choose a policy: under another one, %(identity)s is the value of another parameter.")
+            raise ValidationError({"policy": ValidationError(message, params={"identity": self.identity})})
+
     @classmethod
     def set(cls, identity: str, policy: str, kind: str, until: datetime, *, by: object, **fields: Any) -> Override:
         """Create an override, and end the one that the identity has under the same policy."""
         override = cls(identity=identity, policy=policy, kind=kind, until=until, created_by=str(by), **fields)
+        override.clean()
         try:
             override._replace(by)
         except IntegrityError:  # another operator was faster; end that override too

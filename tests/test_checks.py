@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.http import HttpResponse
 from django.test import override_settings
 from django.utils.decorators import method_decorator
+from django.views import View
 
 from rlaas_django import Policy, rate_limit
 from rlaas_django.middleware import RateLimitMiddleware
@@ -226,6 +229,39 @@ def test_a_policy_name_with_two_definitions_is_an_error():
 
     codes = [code for code, message in found()]
     assert codes == ["E012"]
+
+
+def made_by_a_function():
+    @rate_limit("5/m")
+    def view(request):
+        return HttpResponse()
+
+    return view
+
+
+def lambdas():
+    limit = rate_limit("5/m")
+    return limit(lambda request: HttpResponse("a")), limit(lambda request: HttpResponse("b"))
+
+
+@pytest.mark.parametrize(
+    ("views", "shared"),
+    [
+        (lambda: [made_by_a_function(), made_by_a_function()], True),
+        (lambdas, True),
+        (lambda: [rate_limit("5/m")(partial(ok)), rate_limit("5/m")(partial(ok))], True),
+        (lambda: [made_by_a_function()], False),
+        (lambda: [rate_limit("5/m")(ok), rate_limit("5/m")(ok)], False),  # one view at two URLs
+        (lambda: [rate_limit("5/m", group="g")(lambda request: ok(request)) for _ in range(2)], False),
+        (lambda: [rate_limit("login")(lambda request: ok(request)) for _ in range(2)], False),
+        (lambda: [rate_limit("5/m")(View.as_view()) for _ in range(2)], False),
+    ],
+)
+def test_views_that_share_a_name_and_so_a_counter_are_a_warning(configure, views, shared):
+    configure(POLICIES={"login": {"rate": "5/m"}})
+    in_use = views()
+    assert [code for code, _ in found()] == ["W012"] * shared
+    assert in_use
 
 
 def test_a_decorator_that_redefines_a_policy_of_the_settings_is_an_error(configure):

@@ -271,6 +271,15 @@ def test_a_field_of_a_form_is_a_key(site):
     assert statuses == [200, 429, 200, 429]
 
 
+@both_ways
+def test_a_field_of_a_json_body_is_a_key_and_the_view_can_read_the_body(site):
+    site.serve(rate_limit("1/m", key="post:name")(site.view(lambda request: JsonResponse(json.loads(request.body)))))
+    options = {"content_type": "application/json"}
+    bodies = [json.dumps({"name": name, "more": ["x"] * 10_000}) for name in ("ann", "ann", "bob", "ann")]
+    assert [site.post(data=body, **options).status_code for body in bodies] == [200, 429, 200, 429]
+    assert site.post(data=json.dumps({"name": "x" * 3_000_000}), **options).status_code == 400  # as with forms
+
+
 def test_the_global_key_is_one_counter_for_all(site):
     site.serve(rate_limit("1/m", key="global")(site.view(ok)))
     assert [site.get(address=f"203.0.113.{n}").status_code for n in range(3)] == [200, 429, 429]

@@ -29,6 +29,7 @@ from tests.http import (
     counters,
     rate_limit_fields,
 )
+from tests.internals import read_minutes
 from tests.observation import assert_soon
 from tests.settings import REDIS
 
@@ -46,7 +47,7 @@ SERVERS = {
     # uvicorn would read X-Forwarded-For by itself; here the site does.
     "uvicorn": [
         *("uvicorn", "--factory", "tests.e2e_project:asgi", "--fd", "{fd}", "--no-proxy-headers"),
-        *("--lifespan", "off", "--log-level", "warning", "--no-access-log"),
+        *("--log-level", "warning", "--no-access-log"),
     ],
 }
 
@@ -278,6 +279,18 @@ def test_many_requests_on_8_workers_admit_exactly_the_limit_of_each_of_ten_users
 def test_2000_requests_on_an_async_view_admit_exactly_the_limit_of_each_of_ten_users(uvicorn):
     seen, _ = load(uvicorn, "/async/less", {"less": (100, 86400)}, clients=8, connections=5, requests=50)
     assert seen == {(f"user-{n}", status): 100 for n in range(10) for status in (200, 429)}
+
+
+# The end of a server
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["uvicorn", "gunicorn"])
+def test_a_server_that_is_terminated_loses_no_statistics(name, tmp_path):
+    """uvicorn ends by the signal, after which `atexit` functions do not run."""
+    with serving(name, tmp_path / "log") as port:
+        assert httpx.get(f"http://127.0.0.1:{port}/api/x", headers=FORWARDED).status_code == 200
+    assert sum(minute.allowed for minute in read_minutes(["api"])["api"]) == 1
 
 
 # Clients that hang up

@@ -18,6 +18,7 @@ from tests.http import assert_refusal, both_ways, counters, ok
 from tests.internals import ALGORITHMS, encode, identify, redis_key, run_background_jobs
 
 ADDRESS = "203.0.113.9"
+JSON = "application/json"
 
 
 # In a key
@@ -190,6 +191,9 @@ def tenant(request):
         ("user_or_ip", {"user": 41}, "41"),
         ("get:q", {"data": {"q": "shoes"}}, "get=shoes"),
         ("post:name", {"method": "post", "data": {"name": "ann"}}, "post=ann"),
+        ("post:name", {"method": "post", "data": '{"name": "ann"}', "content_type": JSON}, "post=ann"),
+        ("post:name", {"method": "put", "data": '{"name": 42}', "content_type": JSON}, "post=42"),
+        ("post:name", {"method": "post", "data": '{"name": "a"}', "content_type": "application/vnd.x+json"}, "post=a"),
         ("global", {}, "global"),
         (tenant, {"headers": {"X-Tenant": "acme"}}, "key=acme"),
         ("tests.test_identity.tenant", {"headers": {"X-Tenant": "acme"}}, "key=acme"),
@@ -212,6 +216,14 @@ def test_each_kind_of_key_reads_its_part_of_the_request(key, options, identity):
         ("get:q", {"data": {"other": "x"}}),
         ("post:q", {}),
         ("post:q", {"method": "post", "data": {"other": "x"}}),
+        ("post:q", {"method": "post", "data": "{}", "content_type": JSON}),
+        ("post:q", {"method": "post", "data": '["q"]', "content_type": JSON}),
+        ("post:q", {"method": "post", "data": '{"q": ["x"]}', "content_type": JSON}),
+        ("post:q", {"method": "post", "data": '{"q": true}', "content_type": JSON}),
+        ("post:q", {"method": "post", "data": '{"q": 1.5}', "content_type": JSON}),
+        ("post:q", {"method": "post", "data": '{"q": "x"', "content_type": JSON}),
+        ("post:q", {"method": "post", "data": b'{"q": "\xff"}', "content_type": JSON}),
+        ("post:q", {"method": "post", "data": "[" * 100_000, "content_type": JSON}),
         ("user", {}),
         ("user_or_ip", {}),
         (lambda request: None, {}),

@@ -7,6 +7,7 @@ from datetime import timedelta
 from io import StringIO
 
 import pytest
+from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, transaction
 from django.test import override_settings
@@ -145,6 +146,14 @@ class TestModel:
         assert check("alice").allowed
         made.refresh_from_db()
         assert (made.ended_by, made.created_by, made.reason) == ("operator", "operator", "spam")
+
+    @pytest.mark.parametrize("identity", ["get=42", "post=a@example.com", "header=0123", "key=acme"])
+    def test_the_value_of_a_parameter_is_overridden_under_one_policy_only(self, identity):
+        """Under another policy, get=42 is the value of another parameter."""
+        until = timezone.now() + timedelta(hours=1)
+        with pytest.raises(ValidationError, match="Choose a policy"):
+            Override.set(identity, "", BLOCK, until, by="operator", reason="spam")
+        assert Override.set(identity, "search", BLOCK, until, by="operator", reason="spam").pk
 
     def test_what_is_rolled_back_never_reaches_redis(self, client):
         with transaction.atomic():

@@ -339,3 +339,27 @@ def test_settings_that_appear_end_what_was_cached(settings, lasting):
     use_up(check, ONE)
     with override_settings(RATE_LIMITER={"MAX_REQUESTS": 100}):
         assert cached_refusals() == 0
+
+
+# Several policies
+
+
+@pytest.mark.parametrize(
+    ("passed", "seconds"),
+    [
+        pytest.param(Policy("passed", "5/s"), 0.9, id="one that never refuses for as long"),
+        pytest.param(Policy("passed", "1000/d"), 0.05, id="one that may refuse for longer"),
+        pytest.param(Policy("passed", "1/s", algo="token-bucket-algo", burst=9000), 0.05, id="a large bucket"),
+    ],
+)
+def test_a_refusal_beside_a_policy_that_may_refuse_for_longer_is_repeated_briefly(own, limiter, now, passed, seconds):
+    use_up(limiter.check, [POLICY, passed])
+    with commands_sent(own.url) as seen:
+        limiter.check("alice", [POLICY, passed])
+        now(seconds)
+        limiter.check("alice", [POLICY, passed])
+    assert seen == []
+    now(0.1)
+    with commands_sent(own.url) as seen:
+        limiter.check("alice", [POLICY, passed])
+    assert seen == ["EVALSHA"]

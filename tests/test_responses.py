@@ -10,9 +10,11 @@ import re
 import time
 
 import pytest
+from django.core.cache import caches
 from django.http import HttpResponse, JsonResponse
 from django.test import RequestFactory
 from django.utils import translation
+from django.views.decorators.cache import cache_page
 
 from rlaas_django import Policy, rate_limit
 from tests.http import (
@@ -565,3 +567,32 @@ def test_the_wait_is_long_enough_for_all_of_several_policies(site, clock, scale)
                 assert_refusal(response, policies=[policy.name for policy in policies])
                 assert_waiting_helps(response, site.get, clock)
             clock.tick(rng.randint(0, 3000))
+
+
+# Cached pages
+
+
+@pytest.mark.parametrize("site", ["wsgi, def", "asgi, def"], indirect=True)  # cache_page is sync
+@pytest.mark.parametrize("alias", ["locmem", "default"])
+def test_a_cached_page_shows_no_figures_of_the_client_that_it_was_made_for(site, settings, alias):
+    settings.CACHES = {**settings.CACHES, "locmem": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    headers = {"X-Site": "x"}
+    view = rate_limit("5/m", key="ip")(site.view(lambda request: HttpResponse("page", headers=headers)))
+    site.serve(cache_page(60, cache=alias)(view))
+    first, second = site.get(), site.get(address="198.51.100.7")
+    assert "X-RateLimit-Remaining" in first.headers
+    assert (second.content, second.headers["X-Site"], second.headers["Content-Type"]) == (
+        b"page",
+        "x",
+        first.headers["Content-Type"],
+    )
+    assert not [name for name in second.headers if "ratelimit" in name.lower()]
+    caches[alias].clear()
+
+
+@pytest.mark.parametrize("site", ["wsgi, def", "asgi, def"], indirect=True)
+def test_the_figures_of_the_middleware_are_on_a_cached_page(site):
+    site.serve(cache_page(60, cache="default")(rate_limit("9/m", key="ip")(site.view(ok))), middleware=[OURS])
+    figures = [site.get(address=address).headers["RateLimit"] for address in (None, None, "198.51.100.7")]
+    assert [text.partition(";")[0] for text in figures[1:]] == ['"default"'] * 2
+    assert [re.search("r=([0-9]+)", text)[1] for text in figures[1:]] == ["3", "4"]

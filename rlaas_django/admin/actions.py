@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from django import forms
+from django.core.exceptions import ValidationError
 from django.core.validators import RegexValidator
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -68,6 +69,10 @@ class ActionForm(forms.Form):
             data["hours"] = data.get("hours") or DEFAULT_HOURS
             if not data.get("reason"):
                 self.add_error("reason", _("Enter a reason."))
+            try:
+                Override(identity=data.get("identity", ""), policy=data.get("policy", "")).clean()
+            except ValidationError as error:
+                self.add_error(None, error)
         if action == overrides.LIMIT and (limit := data.get("amount")):
             try:  # whether the chosen policies can have this limit with their windows
                 for name in [data["policy"]] if data.get("policy") else self.policies:

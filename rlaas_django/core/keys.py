@@ -159,6 +159,11 @@ def decode(identity: str) -> tuple[str, str]:
     return kind, unquote(text, errors="surrogatepass")
 
 
+def is_client(identity: str) -> bool:
+    """Return whether an encoded identity is the same client under every policy, and not the value of one parameter."""
+    return decode(identity)[0] in ("user", "ip", "token", GLOBAL)
+
+
 def digest(text: str, key: bytes = b"") -> str:
     """Return a digest of text; of a credential a keyed one, so that nobody who reads Redis can use it."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, key=key).hexdigest()

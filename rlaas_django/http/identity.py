@@ -6,13 +6,14 @@ Proxies are not believed unless RATE_LIMITER['TRUSTED_PROXIES'] says so.
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
-from django.http import HttpRequest
+from django.http import HttpRequest, RawPostDataException
 from django.utils.module_loading import import_string
 
 from .. import conf, log
@@ -53,7 +54,7 @@ class RequestIdentity(Mapping[Any, Any]):
             case "get" if argument:
                 return self.request.GET.get(argument)
             case "post" if argument:
-                return self.request.POST.get(argument)
+                return _posted(self.request, argument)
         if key != "key" and key_kind(key) == "key":
             if key not in self._results:
                 self.call_key_function(key)
@@ -80,6 +81,18 @@ def site_function(value: Any) -> Any:
 def _user(request: HttpRequest) -> Name | None:
     user = getattr(request, "user", None)
     return str(user.pk) if user is not None and user.is_authenticated and user.pk is not None else None
+
+
+def _posted(request: HttpRequest, name: str) -> Name | None:
+    """Return a field of the form, or of a JSON object: a text or a whole number."""
+    if not (request.content_type or "").endswith(("/json", "+json")):
+        return request.POST.get(name)
+    try:
+        posted = json.loads(request.body)  # up to DATA_UPLOAD_MAX_MEMORY_SIZE
+    except (ValueError, RecursionError, RawPostDataException):
+        return None
+    found = posted.get(name) if isinstance(posted, dict) else None
+    return found if type(found) in (str, int) else None
 
 
 _token68 = re.compile(r"([A-Za-z0-9._~+/-]+)=*").fullmatch  # RFC 9110: what a credential is written in

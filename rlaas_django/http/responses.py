@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import json
 import logging
 import math
@@ -11,7 +12,7 @@ from typing import Any
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponse
-from django.http.response import HttpResponseBase
+from django.http.response import HttpResponseBase, ResponseHeaders
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
 from django.utils.translation import gettext as _
@@ -31,6 +32,9 @@ MEDIA_TYPES = (PROBLEM_JSON, "application/json", "text/html", "text/plain")
 # The longest Accept header that is weighed, in characters and in media types; browsers send 140 and 8. To weigh one of
 # 8 kB would take up to 250 times as long as the rest of a refusal.
 MAX_ACCEPT, MAX_ACCEPTED = 256, 20
+FIGURES = frozenset(
+    {"ratelimit", "ratelimit-policy", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"}
+)
 
 
 def plain_refusal(request: HttpRequest, decision: Decision) -> HttpResponse | None:
@@ -74,6 +78,15 @@ def _preferred(accept: str, offered: tuple[str, ...]) -> str | None:
         return request.get_preferred_type([*offered])
     except (ValueError, LookupError):  # malformed in a way that Django does not handle
         return None
+
+
+def cache_no_figures() -> None:
+    """Leave the figures, which are one client's, out of pickled responses: so Django's cache keeps a page for all."""
+    copyreg.pickle(ResponseHeaders, _without_figures)
+
+
+def _without_figures(headers: ResponseHeaders) -> tuple[type[ResponseHeaders], tuple[dict[str, str]]]:
+    return ResponseHeaders, ({name: value for name, value in headers.items() if name.lower() not in FIGURES},)
 
 
 def add_refusal_headers(response: HttpResponseBase, decision: Decision) -> None:

@@ -16,9 +16,11 @@ from typing import NamedTuple
 from .. import conf
 from ..core import clock, registry
 from ..core.decision import Decision, Outcome
+from ..core.policy import Policy
 from .compiled import Check
 
 MAX_AGE = 1.0  # seconds, while Redis is available
+MAX_AGE_BESIDE_OTHERS = 0.1  # where a policy that passed may come to refuse for longer
 MAX_ENTRIES = 10_000
 EVERY_POLICY = "*"
 
@@ -27,6 +29,7 @@ class _Entry(NamedTuple):
     decision: Decision
     checked_at: float  # by this process' clock: the wait begins between this
     decided_at: float  # and this
+    max_age: float
 
 
 class RefusalCache:
@@ -45,7 +48,7 @@ class RefusalCache:
         age = now - entry.checked_at
         if (
             age >= entry.decision.retry_after
-            or (age >= MAX_AGE and not redis_unavailable)
+            or (age >= entry.max_age and not redis_unavailable)
             or self._is_invalid(check, entry.checked_at)
         ):
             return None
@@ -64,7 +67,7 @@ class RefusalCache:
             return
         key = check.policy_set, check.identities, check.cost
         self._entries.pop(key, None)
-        self._entries[key] = _Entry(decision, checked_at, monotonic())
+        self._entries[key] = _Entry(decision, checked_at, monotonic(), _max_age(decision))
         if len(self._entries) > MAX_ENTRIES:
             self._entries.popitem(last=False)
 
@@ -77,6 +80,18 @@ class RefusalCache:
         if len(changed) == 1:  # nothing but EVERY_POLICY
             return changed[EVERY_POLICY] >= checked_at
         return any(changed.get(name, 0.0) >= checked_at for name in (EVERY_POLICY, *check.policy_set.names))
+
+
+def _max_age(refusal: Decision) -> float:
+    """Return for how long a refusal is repeated: a policy that passed may refuse meanwhile, with a longer wait."""
+    passed = [outcome.policy for outcome in refusal.outcomes if outcome.allowed]
+    longest = max((_longest_wait(policy) for policy in passed), default=0)
+    return MAX_AGE if refusal.retry_after >= longest + MAX_AGE or not passed else MAX_AGE_BESIDE_OTHERS
+
+
+def _longest_wait(policy: Policy) -> float:
+    """Return a bound of the seconds that any request can have to wait under a policy."""
+    return 2 * policy.window * max(1.0, policy.capacity / policy.fixed_rate.limit)
 
 
 def _later(refusal: Decision, seconds: float, ttls: tuple[int, ...]) -> Decision:

@@ -1,0 +1,189 @@
+"""Throttles for django-ninja: drop-in replacements of its own, and PolicyThrottle for named policies.
+
+All requests share a throttle, so nothing about a request is kept on it. django-ninja calls throttles from the event
+loop and does not await them; with `throttled`, a decorator for the API, async operations do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import math
+from collections.abc import Callable, Container
+from contextlib import suppress
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any
+
+from django.core.exceptions import SynchronousOnlyOperation
+from django.http.response import HttpResponseBase
+from django.utils.functional import SimpleLazyObject
+from ninja import throttling
+from ninja.conf import settings
+from ninja.errors import Throttled
+
+from .. import conf, log
+from ..core.decision import Decision
+from ..core.policy import Policy
+from ..http.identity import client_address
+from ..http.responses import add_headers, add_refusal_headers, in_thread
+from ..limiter.compiled import Check
+from .throttles import Policies, RateThrottle, adecide, decide, plan_all, user_or_address
+
+# Of the request that a thread or a task is busy with: the wait of the last refusal, and the throttles to await.
+_wait: ContextVar[float | None] = ContextVar("wait", default=None)
+_to_await: ContextVar[list[Any] | None] = ContextVar("to_await", default=None)
+
+
+class BaseThrottle(throttling.BaseThrottle):
+    """Checks in Redis what a subclass plans for a request."""
+
+    plan: Callable[[Any, Container[str]], Check | None]
+
+    def refusal(self, request: Any, decision: Decision | None) -> Decision | None:
+        """Return the decision of what was planned, if it refuses the request."""
+        return None if decision is None or decision.allowed else decision
+
+    def allow_request(self, request: Any) -> bool:
+        if not conf.config().enabled:
+            return True
+        if (to_await := _to_await.get()) is not None:
+            to_await.append(self)
+            return True
+        with suppress(RuntimeError):
+            asyncio.get_running_loop()
+            _warn()
+        refusal = self.refusal(request, decide(request, plan_all([self], request)).get(self))
+        _wait.set(_seconds(refusal))
+        return refusal is None
+
+    def wait(self) -> float | None:
+        return _wait.get()
+
+    def get_ident(self, request: Any) -> Any:
+        """Return the address, by RATE_LIMITER['TRUSTED_PROXIES'] unless NINJA_NUM_PROXIES is set."""
+        return client_address(request) if settings.NUM_PROXIES is None else super().get_ident(request)
+
+
+def _anonymous(throttle: Any, request: Any) -> tuple[str, Any]:
+    return "ip", None if getattr(request, "auth", None) is not None else throttle.get_ident(request)
+
+
+def _credential_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
+    auth = getattr(request, "auth", None)
+    return ("ip", throttle.get_ident(request)) if auth is None else ("token", str(auth))  # kept as a keyed digest
+
+
+class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrottle):
+    """Counts requests in Redis, exactly; a subclass says by `get_cache_key` whose."""
+
+    framework = "ninja"
+    identities = MappingProxyType(
+        {
+            throttling.AnonRateThrottle.get_cache_key: _anonymous,
+            throttling.AuthRateThrottle.get_cache_key: _credential_or_address,
+            throttling.UserRateThrottle.get_cache_key: user_or_address,
+        }
+    )
+
+    def plan(self, request: Any, planned: Container[str]) -> Check | None:
+        return self.plan_rate(request)
+
+
+class AnonRateThrottle(SimpleRateThrottle, throttling.AnonRateThrottle):
+    """Limits clients without credentials, by address."""
+
+
+class AuthRateThrottle(SimpleRateThrottle, throttling.AuthRateThrottle):
+    """Limits by `request.auth`, and clients without credentials by address."""
+
+
+class UserRateThrottle(SimpleRateThrottle, throttling.UserRateThrottle):
+    """Limits users, and clients that are not logged in by address."""
+
+
+class PolicyThrottle(BaseThrottle):
+    """Limits by policies, the default one unless others are named; all are charged or none.
+
+    >>> @api.get("/search", throttle=PolicyThrottle("search", Policy("site", "1000/m", key="global")))
+    """
+
+    def __init__(self, *policies: str | Policy) -> None:
+        self._policies = Policies("A throttle of django-ninja", policies)
+
+    def plan(self, request: Any, planned: Container[str]) -> Check | None:
+        return self._policies.plan(request, planned)
+
+    def refusal(self, request: Any, decision: Decision | None) -> Decision | None:
+        return super().refusal(request, self._policies.decision(request))
+
+
+def throttled(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the headers to an operation's responses; have an async one await its throttles, in one round trip.
+
+    >>> api.add_decorator(throttled, mode="view")
+    """
+    operation = getattr(inspect.unwrap(run), "__self__", None)
+    if operation is None:
+        raise TypeError('throttled is for operations: write api.add_decorator(throttled, mode="view").')
+    view = operation.view_func
+    if not inspect.iscoroutinefunction(view):  # one that streams, too, whose view is not awaited
+        return functools.wraps(run)(lambda request, **kwargs: _with_headers(request, run(request, **kwargs)))
+
+    @functools.wraps(view)
+    async def checked_view(request: Any, *args: Any, **kwargs: Any) -> Any:
+        await _check(request)
+        return await view(request, *args, **kwargs)
+
+    @functools.wraps(run)
+    async def checked(request: Any, **kwargs: Any) -> Any:
+        token = _to_await.set([])
+        try:
+            response = await run(request, **kwargs)
+            await _check(request)  # where the view was not called, because the request is not valid
+        except Throttled as refusal:
+            response = operation.api.on_exception(request, refusal)
+        finally:
+            _to_await.reset(token)
+        return _with_headers(request, response)
+
+    operation.view_func = checked_view
+    return checked
+
+
+def _with_headers(request: Any, response: Any) -> Any:
+    if isinstance(response, HttpResponseBase) and (decision := getattr(request, "rate_limit", None)) is not None:
+        add_headers(response, decision)
+        if not decision.allowed:
+            add_refusal_headers(response, decision)
+    return response
+
+
+async def _check(request: Any) -> None:
+    """Check for the throttles that were called, and raise what django-ninja refuses with."""
+    throttles = _to_await.get() or []
+    called, throttles[:] = throttles[:], []
+    if not called:
+        return
+    if isinstance(getattr(request, "user", None), SimpleLazyObject):
+        request.user = await request.auser()
+    try:
+        checks = plan_all(called, request)
+    except SynchronousOnlyOperation:  # a key function of the site that uses the database
+        checks = await in_thread(plan_all)(called, request)
+    decisions = await adecide(request, checks)
+    refusals = [each for throttle in called if (each := throttle.refusal(request, decisions.get(throttle)))]
+    if refusals:
+        waits = [wait for wait in map(_seconds, refusals) if wait is not None]
+        raise Throttled(math.ceil(max(waits)) if waits else None)
+
+
+def _seconds(refusal: Decision | None) -> float | None:
+    """Return the seconds until the request would pass; None where waiting does not help."""
+    return None if refusal is None or refusal.retry_after == math.inf else refusal.retry_after
+
+
+@functools.cache
+def _warn() -> None:
+    log.warning('A throttle waits for Redis in the event loop; write api.add_decorator(throttled, mode="view").')

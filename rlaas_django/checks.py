@@ -18,7 +18,7 @@ from .core import registry
 from .core.keys import key_kind
 from .core.policy import DEFAULT, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, TOKEN_BUCKET, Policy, Rate, nearest
 from .core.request_options import cost_problem
-from .http.identity import site_function
+from .http.site_functions import site_function
 from .middleware import RateLimitMiddleware
 
 OURS = "rlaas_django.middleware.RateLimitMiddleware"

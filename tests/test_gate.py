@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
+from django.core.exceptions import PermissionDenied
 from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
 from django.utils.functional import SimpleLazyObject
 
 from rlaas_django import Decision, PolicyError, rate_limit
 from rlaas_django.middleware import RateLimitMiddleware
+from tests.http import KINDS, as_kind, call
 
 
 def ok(request):
@@ -114,9 +116,61 @@ async def test_functions_of_an_async_view_s_limit_may_use_the_database(limit):
     assert request.rate_limit.remaining == 4
 
 
-async def test_a_key_function_that_raises_stopiteration_does_not_hang_the_request():
-    with pytest.raises(RuntimeError):
-        await rate_limit("5/m", key=lambda request: next(iter(())))(aok)(AsyncRequestFactory().get("/"))
+class Broken:
+    """A function of the site that raises."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __call__(self, request):
+        raise self.error
+
+
+ERRORS = [
+    KeyError("NOT_THERE"),  # not taken for a missing value
+    StopIteration(),  # which a future cannot carry
+    RuntimeError("\x1b[2J\nsecond line"),
+    PermissionDenied(),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+@pytest.mark.parametrize(
+    ("option", "remaining", "instead"),
+    [
+        ("key", 2, "the address counts"),
+        ("rate", 4, "the default policy's rate applies"),
+        ("cost", 2, "1 is charged"),
+        ("charge_when", 2, "the request stays charged"),
+    ],
+)
+def test_a_function_of_the_site_that_raises_is_logged_and_the_request_counts(
+    kind, error, option, remaining, instead, log_lines
+):
+    limit = rate_limit(**{"rate": "3/m", "key": "ip", "group": "g", option: Broken(error)})
+    request = RequestFactory().get("/")
+    response = call(limit(as_kind(kind, ok)), request)
+    assert (response.status_code, response.headers["X-RateLimit-Remaining"]) == (200, str(remaining))
+    assert request.rate_limit.outcomes[0].identity == "ip=127.0.0.1"
+    (line,) = log_lines(instead)
+    assert type(error).__name__ in line
+    assert line.isprintable()
+
+
+def test_functions_that_always_raise_still_limit_and_do_not_flood_the_log(configure, log_lines):
+    configure(LOG_LINES_PER_SECOND=3)
+    broken = Broken(RuntimeError())
+    view = rate_limit(rate=broken, key=broken, cost=broken)(ok)
+    assert [call(view).status_code for _ in range(9)] == [200] * 5 + [429] * 4
+    assert len(log_lines("raised RuntimeError")) <= 6  # two seconds, perhaps
+
+
+def test_a_key_that_cannot_be_imported_counts_by_address(log_lines):
+    request = RequestFactory().get("/")
+    rate_limit("5/m", key="no.such.key")(ok)(request)
+    assert request.rate_limit.outcomes[0].identity == "ip=127.0.0.1"
+    assert log_lines("The key no.such.key raised ModuleNotFoundError")
 
 
 def test_an_unsaved_user_counts_by_address():

@@ -24,7 +24,8 @@ from ..core.observers import MAX_METHOD, MAX_TEXT, REQUEST, Observation
 from ..limiter.compiled import CompiledPolicySet, compile_policies
 from . import responses
 from .identity import RequestIdentity, client_address
-from .limits import Limits, Prepared, call_cost, with_fixed_rates
+from .limits import Limits, Prepared, with_fixed_rates
+from .site_functions import call_cost, is_charged
 
 Resolved = tuple[RequestIdentity, CompiledPolicySet | None, int]
 
@@ -175,6 +176,13 @@ class Gate:
         """Return what limits before these charged: a refused request costs nothing."""
         return [each for each in self.state.checked if each[0].allowed] if len(self.state.checked) > 1 else []
 
+    def uncharged(self, response: HttpResponseBase, cost: int) -> list[tuple[Decision, int]]:
+        """Return what these limits charged, if their `charge_when` does not count the response."""
+        charge_when, decision = self.limits.charge_when, self.decision
+        if charge_when is None or decision is None or is_charged(charge_when, response):
+            return []
+        return [(decision, cost)]
+
     @property
     def response(self) -> responses.Respond | None:
         """The site's function for refusals; None for our own."""
@@ -213,8 +221,8 @@ def enter(
                 _refund(gate, [(gate.decision, cost)])
             raise
         if isinstance(response, HttpResponseBase):  # otherwise Django tells the view's author
-            if limits.charge_when is not None and gate.decision is not None and not limits.charge_when(response):
-                _refund(gate, [(gate.decision, cost)])
+            if limits.charge_when is not None and gate.decision is not None:
+                _refund(gate, gate.uncharged(response, cost))
             responses.add_headers(response, gate.state.decision)
         return response
     finally:
@@ -250,8 +258,8 @@ async def aenter(
                 await _arefund(gate, [(gate.decision, cost)])
             raise
         if isinstance(response, HttpResponseBase):
-            if limits.charge_when is not None and gate.decision is not None and not limits.charge_when(response):
-                await _arefund(gate, [(gate.decision, cost)])
+            if limits.charge_when is not None and gate.decision is not None:
+                await _arefund(gate, gate.uncharged(response, cost))
             responses.add_headers(response, gate.state.decision)
         return response
     finally:

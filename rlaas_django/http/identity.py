@@ -11,14 +11,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
-from uuid import UUID
 
 from django.http import HttpRequest, RawPostDataException
-from django.utils.module_loading import import_string
 
 from .. import conf, log
 from ..core.keys import IPAddress, Name, key_kind, parse_address
 from ..core.policy import KeyFunction
+from .site_functions import call_key
 
 
 class RequestIdentity(Mapping[Any, Any]):
@@ -31,13 +30,7 @@ class RequestIdentity(Mapping[Any, Any]):
     def call_key_function(self, key: str | KeyFunction) -> None:
         """Call the site's key function, if the key is one."""
         if key_kind(key) == "key":
-            function = site_function(key)
-            name = function(self.request)
-            if name is not None and (isinstance(name, bool) or not isinstance(name, (str, int, UUID))):
-                kind = type(name).__name__
-                log.error("The key %r returned a %s, which is no identity; the address counts.", function, kind)
-                name = None
-            self._results[key] = name
+            self._results[key] = call_key(key, self.request)
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Not by way of `[]`, whose KeyError could be one of the site's own function."""
@@ -71,11 +64,6 @@ class RequestIdentity(Mapping[Any, Any]):
 
     def __len__(self) -> int:
         return 3
-
-
-def site_function(value: Any) -> Any:
-    """Return a function of the site, importing its dotted path; any other value as it is."""
-    return import_string(value) if isinstance(value, str) else value
 
 
 def _user(request: HttpRequest) -> Name | None:

@@ -12,13 +12,13 @@ from weakref import WeakKeyDictionary
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from .. import conf, log
+from .. import conf
 from ..core import registry
 from ..core.keys import key_kind
-from ..core.policy import DEFAULT, Policy, PolicyError, Rate, shown
+from ..core.policy import Policy, Rate
 from ..limiter.compiled import CompiledPolicySet, compile_policies
-from .identity import site_function
 from .responses import Respond
+from .site_functions import call_rate, site_function
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -103,25 +103,8 @@ def _join(every: tuple[Limits, ...]) -> Limits:
 
 def with_fixed_rates(policies: tuple[Policy, ...], request: HttpRequest) -> tuple[Policy, ...]:
     """Return the policies with their rates for a request, without those that have no limit for it."""
-    found = []
-    for policy in policies:
-        rate = policy.rate(request) if callable(policy.rate) else policy.rate
-        try:
-            if rate is not None:
-                found.append(_with_rate(policy, Rate.parse(rate)))
-        except PolicyError as error:
-            log.error("The rate of policy %s: %s The default policy's rate is used instead.", policy, error)
-            found.append(_with_rate(policy, conf.config().policy(DEFAULT).fixed_rate))
-    return tuple(found)
-
-
-def call_cost(cost: Callable[[HttpRequest], int], request: HttpRequest) -> int:
-    """Return the cost that the site's function gives a request."""
-    number = cost(request)
-    if type(number) is int and number >= 0:
-        return number
-    log.error("The cost %s is not a whole number of at least 0; 1 is used instead.", shown(number))
-    return 1
+    rates = [(policy, call_rate(policy, request)) for policy in policies]
+    return tuple([_with_rate(policy, rate) for policy, rate in rates if rate is not None])
 
 
 @lru_cache(maxsize=1024)

@@ -17,6 +17,7 @@ from .core.keys import COUNTER_PREFIX, OVERRIDE_PREFIX
 from .core.policy import ALGORITHMS, Policy
 from .limiter.overrides import MARKER
 from .stats import schema
+from .stats.policies import POLICIES_KEY, limit_key
 
 NAME = "system-check"  # of the policies that are tried, and of who is counted
 RIGHTS = "~rlaas:* +@read +@write +@connection -@dangerous +evalsha +script|load +script|exists +time +info"
@@ -73,6 +74,8 @@ def _attempts() -> Iterator[tuple[str, Callable[[], Any]]]:
         "rlaas:paths:*": schema.paths_key(0),
         "rlaas:watch:*": schema.watch_key(NAME, 0),
         "rlaas:refusals:*": schema.refusals_key(NAME),
+        "rlaas:limit:*": limit_key(NAME, NAME),
+        POLICIES_KEY: POLICIES_KEY,
     }
     for pattern, key in keys.items():
         yield pattern, partial(backend.run_commands, [("EXISTS", key)])

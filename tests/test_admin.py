@@ -197,7 +197,7 @@ def test_long_numbers_in_a_query_are_ignored(admin_client, query):
     assert admin_client.get(url("clients" if "tab" in query else "refusals", **query)).status_code == 200
 
 
-def test_a_policy_with_a_rate_function_is_shown_after_its_first_refusal(admin_client, alice):
+def test_a_policy_with_a_rate_function_is_shown_after_its_first_decision(admin_client, alice):
     @rate_limit(lambda request: "1/h", key="user", group="plan")
     def view(request):
         raise AssertionError
@@ -468,7 +468,7 @@ def test_a_reset_or_refund_fails_while_redis_is_unavailable(admin_client, action
 def test_an_override_is_kept_while_redis_is_unavailable(admin_client):
     limited = rate_limit(lambda request: "5/m", key="ip")(
         lambda request: HttpResponse()
-    )  # its rate is read from its latest refusal, in Redis
+    )  # its rates are read from Redis
     limited(RequestFactory().get("/"))
     with override_settings(CACHES=GONE):
         response = act(admin_client, identity="alice", action="block", hours="1", reason="spam")

@@ -38,8 +38,8 @@ from tests.settings import REDIS
 
 PROXY = "10.0.0.1"
 ROOT = Path(__file__).parent.parent
-KINDS = ("rate_limit", "stats", "refused", "refusals", "paths", "watch", "override")
-PREFIXES = tuple(f"rlaas:{kind}:" for kind in KINDS)
+KINDS = ("rate_limit", "stats", "refused", "refusals", "paths", "watch", "limit", "override")
+PREFIXES = (*(f"rlaas:{kind}:" for kind in KINDS), "rlaas:policies")
 
 # Bytes
 

@@ -17,6 +17,7 @@ from ..core.keys import EncodedIdentity
 from ..core.policy import Policy, PolicyError, Rate
 from ..limiter import overrides
 from ..models import Override
+from ..stats.policies import with_decided_rates
 from . import panel
 from .text import ENCODED, describe, grouped
 
@@ -76,16 +77,18 @@ class ActionForm(forms.Form):
         if action == overrides.LIMIT and (limit := data.get("amount")):
             try:  # whether the chosen policies can have this limit with their windows
                 for name in [data["policy"]] if data.get("policy") else self.policies:
-                    Rate(limit, self.policies[name].window)
+                    if isinstance(self.policies[name].rate, Rate):
+                        Rate(limit, self.policies[name].window)
             except PolicyError as error:
                 self.add_error("amount", str(error))
         return data
 
     def chosen_policies(self) -> list[Policy]:
-        """Return the chosen policy, or all that limit this kind of identity."""
+        """Return the chosen policy, or all that limit this kind of identity; without those that have no rate for it."""
+        identity = EncodedIdentity(self.cleaned_data["identity"])
         if name := self.cleaned_data["policy"]:
-            return [self.policies[name]]
-        return [row.outcome.policy for row in panel.identity_rows(EncodedIdentity(self.cleaned_data["identity"]))]
+            return [policy for policy, _ in with_decided_rates([(self.policies[name], identity)])]
+        return [row.outcome.policy for row in panel.identity_rows(identity)]
 
 
 def confirmation(form: ActionForm) -> str:
@@ -116,7 +119,8 @@ def perform(form: ActionForm, by: object) -> str:
     identity, action = EncodedIdentity(data["identity"]), data["action"]
     scope = data["policy"] or _("all policies")
     if action == ActionForm.RESET:
-        limiter.reset(identity, form.chosen_policies())
+        if policies := form.chosen_policies():
+            limiter.reset(identity, policies)
         return _("Reset the usage under %(policy)s.") % {"policy": scope}
     if action == ActionForm.REFUND:
         units = sum(limiter.refund_units(identity, policy, data["amount"]) for policy in form.chosen_policies())

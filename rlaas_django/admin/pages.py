@@ -266,6 +266,7 @@ def _summary(policy: Policy, minutes: list[reader.Counts]) -> Context:
     hour, day = charts.bars(minutes[-60:], 1), charts.bars(minutes, 15)
     summary: Context = {
         "policy": policy,
+        "rate": panel.PolicyRow(policy, []).rate or _("depends on the request"),
         "algo": ALGORITHM_NAMES[policy.algo or conf.config().algo],
         "key": policy.key if isinstance(policy.key, str) else getattr(policy.key, "__name__", repr(policy.key)),
         "hour_bars": [bar for bar in reversed(hour) if bar.total],

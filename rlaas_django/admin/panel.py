@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from .. import backend, conf, limiter
+from .. import backend, limiter
 from ..backend.scripts import SCRIPTS
-from ..core import registry
 from ..core.decision import Outcome
 from ..core.keys import COUNTER_PREFIX, EncodedIdentity, decode, key_kind, parse_counter_key
 from ..core.policy import DEFAULT, Policy, Rate
 from ..models import Override
 from ..stats import reader, schema
+from ..stats.policies import known, with_decided_rates
+from ..stats.reader import Counts, total
+from ..stats.schema import as_text
 from .text import IdentityLabel, describe, duration, is_encoded
 
 PAGE_SIZE = 50
 SCANS_PER_PAGE = 20  # of SCAN_COUNT keys each: bounds the cost of a page, however many keys there are
 SCAN_COUNT = 1_000
 MAX_WATCHED = 500
+SPANS = ("hour", "day", "week")
 SAMPLE_SIZE = 100  # keys per server whose memory is measured
 
 
@@ -49,31 +51,58 @@ class Row(NamedTuple):
         return duration(self.outcome.reset_after) if self.outcome.current_count else ""
 
 
-def policies() -> dict[str, Policy]:
-    """Return every policy of the settings and of decorated views, by name.
+class PolicyRow(NamedTuple):
+    """What was decided under one policy in a span of time, for the table of policies."""
 
-    A policy whose rate is a function has the rate of its latest refusal, and is left out until it has one.
+    policy: Policy
+    series: list[Counts]
+
+    @property
+    def rate(self) -> str:
+        """The rate; empty where it depends on the request."""
+        return str(self.policy.rate) if isinstance(self.policy.rate, Rate) else ""
+
+    @property
+    def counts(self) -> Counts:
+        """The series added up."""
+        return total(self.series)
+
+    @property
+    def share(self) -> float:
+        """How many percent of the requests this policy refused, or would have as a shadow policy."""
+        counts = self.counts
+        return 100 * (counts.refused + counts.over) / (counts.total or 1)
+
+
+def policies() -> dict[str, Policy]:
+    """Return every policy by name; the rate may be a function."""
+    return known()
+
+
+def policy_table(span: str) -> list[PolicyRow]:
+    """Return what was decided under each policy in the last hour, day or week, by name; a point is a minute or an hour.
+
+    Two round trips, and at most eight keys per policy.
     """
-    known = dict(conf.config().policies)
-    for policy in (policy for limits in registry.limits_in_use() for policy in limits.policies):
-        if isinstance(policy, Policy):
-            known.setdefault(policy.name, policy)
-    dynamic = [name for name, policy in known.items() if not isinstance(policy.rate, Rate)]
-    try:
-        refusals = reader.latest_refusals(dynamic)
-    except backend.UnavailableError:  # an override can be set all the same
-        refusals = {name: [] for name in dynamic}
-    for name, latest in refusals.items():
-        policy = known.pop(name)
-        if latest:
-            known[name] = replace(policy, rate=Rate(latest[0].limit, latest[0].window))
-    return known
+    every, days = policies(), 7 if span == "week" else 1
+    series = reader.minutes(every, hours=1) if span == "hour" else reader.hours(every, days)
+    return [PolicyRow(every[name], series[name]) for name in sorted(every)]
+
+
+def site_series(span: str) -> list[Counts]:
+    """Return what was decided on the whole site in the last hour or day by minute, or in the last week by hour."""
+    if span == "week":
+        return reader.hours([schema.SITE])[schema.SITE]
+    return reader.minutes([schema.SITE], hours=24 if span == "day" else 1)[schema.SITE]
 
 
 def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
-    """Return the usage for pairs of policy name and encoded identity; unknown policies are left out."""
-    known = policies()
-    wanted = [(known[name], identity) for name, identity in pairs if name in known]
+    """Return the usage for pairs of policy name and encoded identity.
+
+    Unknown policies are left out, and identities whose rate is not fixed and not known.
+    """
+    every = policies()
+    wanted = with_decided_rates((every[name], identity) for name, identity in pairs if name in every)
     outcomes = limiter.peek_each(wanted)
     labels = describe({outcome.identity for outcome in outcomes})
     refused = reader.refused_today((policy.name, identity) for policy, identity in wanted)
@@ -89,10 +118,10 @@ def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
 
 def identity_rows(*identities: EncodedIdentity) -> list[Row]:
     """Return the usage of identities under every policy that limits their kind, in one round trip."""
-    known = policies().items()
+    every = policies().items()
     # Requests without the kind of identity that a policy limits are limited by IP address.
-    kinds = {name: ("ip", "user" if policy.key == "user_or_ip" else key_kind(policy.key)) for name, policy in known}
-    return rows((name, each) for each in identities for name, _ in known if decode(each)[0] in kinds[name])
+    kinds = {name: ("ip", "user" if policy.key == "user_or_ip" else key_kind(policy.key)) for name, policy in every}
+    return rows((name, each) for each in identities for name, _ in every if decode(each)[0] in kinds[name])
 
 
 def watch_list(policy: str | None = None) -> list[Row]:
@@ -192,8 +221,3 @@ def _rate_limit_memory(size: int) -> int | None:
     sizes = [int(reply or 0) for reply in replies]
     estimated = size * sum(sizes[: len(counters)]) // max(1, len(sample))
     return estimated + sum(a * b for a, b in zip(sizes[len(counters) :], statistics.values(), strict=True))
-
-
-def as_text(reply: bytes | str) -> str:
-    """Return a reply of Redis as text."""
-    return reply.decode(errors="replace") if isinstance(reply, bytes) else reply

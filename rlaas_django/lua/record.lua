@@ -1,6 +1,6 @@
 --[[
   Adds statistics to the keys of one policy, keeps each within its maximum size, and sets its expiry.
-  Version  4
+  Version  5
 
   KEYS   the keys, all in one slot
   ARGV   now (not used; it is the first argument of every script), then per key: type, TTL in s, maximum size (0: none),
@@ -8,6 +8,7 @@
            counts   field and increment of a HASH
            ranks    member and increment of a ZSET; the highest are kept
            levels   member and score of a ZSET; the highest are kept
+           fields   field and value of a HASH; no new one beyond the maximum
            lines    items of a LIST, pushed to the front; the newest are kept
 ]]
 local call, at = redis.call, 2
@@ -23,11 +24,15 @@ for _, key in ipairs(KEYS) do
     for i = at + 4, last, 2 do
       if type == "counts" then
         call(command, key, ARGV[i], ARGV[i + 1])
+      elseif type == "fields" then
+        if call("HLEN", key) < most or call("HEXISTS", key, ARGV[i]) == 1 then
+          call("HSET", key, ARGV[i], ARGV[i + 1])
+        end
       else
         call(command, key, ARGV[i + 1], ARGV[i])
       end
     end
-    if most > 0 then
+    if most > 0 and type ~= "fields" then
       call("ZREMRANGEBYRANK", key, 0, -most - 1)
     end
   end

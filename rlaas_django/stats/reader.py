@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .. import backend
 from . import schema
-from .schema import CODES, DAY, HOUR, MINUTE, SITE, Refusal
+from .schema import CODES, DAY, HOUR, MINUTE, SITE, Refusal, as_pairs
 
 
 class Counts(NamedTuple):
@@ -30,6 +30,11 @@ class Counts(NamedTuple):
     def total(self) -> int:
         """The number of decisions."""
         return self.allowed + self.refused + self.other + self.over + self.degraded
+
+
+def total(series: Sequence[Counts]) -> Counts:
+    """Return a series added up."""
+    return Counts(series[0].start, *map(sum, list(zip(*series, strict=True))[1:]))
 
 
 def minutes(policies: Iterable[str], hours: int = 24) -> dict[str, list[Counts]]:
@@ -57,7 +62,7 @@ def _series(
     for name in names:
         found: dict[tuple[int, str], int] = {}
         for each in spans:
-            for field, count in _pairs(next(replies)):
+            for field, count in as_pairs(next(replies)):
                 position, _, code = field.partition(":")
                 found[each * span + int(position) * step, code] = int(count)
         used = {start for start, _ in found}  # most are not, with many policies
@@ -129,12 +134,4 @@ def refused_today(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int
 def _ranked(keys: Sequence[str], limit: int) -> list[dict[str, float]]:
     """Return the members and scores of ZSETs, the highest `limit` of each, the highest first."""
     replies = backend.run_commands([("ZREVRANGE", key, 0, limit - 1, "WITHSCORES") for key in keys])
-    return [{member: float(score) for member, score in _pairs(reply)} for reply in replies]
-
-
-def _pairs(reply: Any) -> list[tuple[str, Any]]:
-    """Return a reply of names and numbers as pairs: RESP2 sends a flat list, RESP3 a map or a list of pairs."""
-    pairs = reply.items() if isinstance(reply, dict) else reply
-    if reply and isinstance(reply, list) and not isinstance(reply[0], (list, tuple)):
-        pairs = zip(reply[::2], reply[1::2], strict=True)
-    return [(name.decode() if isinstance(name, bytes) else name, number) for name, number in pairs]
+    return [{member: float(score) for member, score in as_pairs(reply)} for reply in replies]

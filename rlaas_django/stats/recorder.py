@@ -18,6 +18,7 @@ from ..core import process
 from ..core.decision import Outcome
 from ..core.observers import DEGRADED, OVER, REFUSED, REQUEST, Observation
 from . import schema
+from .policies import definitions
 from .schema import CODES, DAY, HOUR, MINUTE, SITE, UNLOGGED, Refusal
 from .user_agents import classify
 
@@ -42,6 +43,8 @@ def flush() -> None:
         with contextlib.suppress(backend.UnavailableError):  # one shard of a Cluster may be unavailable
             # One after the other: decisions need not wait until the server has written all of them.
             backend.execute(backend.topology(), tally.call(name))
+    with contextlib.suppress(backend.UnavailableError):
+        definitions.write()
 
 
 class Tally:
@@ -106,6 +109,7 @@ def add(tallies: dict[str, Tally], at: float, observation: Observation) -> None:
         name = outcome.policy.name
         tally = tallies[name]
         tally.counts[minute, result] += 1
+        definitions.note(outcome)
         if result == DEGRADED:
             continue
         if result in (REFUSED, OVER):

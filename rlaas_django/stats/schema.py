@@ -18,6 +18,7 @@ for. Days and hours are counted from the epoch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..core.observers import ALLOWED, DEGRADED, OTHER, OVER, REFUSED
 
@@ -80,3 +81,16 @@ def watch_key(policy: str, hour: int) -> str:
 
 def refusals_key(policy: str) -> str:
     return f"rlaas:refusals:{{{policy}}}"
+
+
+def as_pairs(reply: Any) -> list[tuple[str, Any]]:
+    """Return a reply of names and values as pairs: RESP2 sends a flat list, RESP3 a map or a list of pairs."""
+    pairs = reply.items() if isinstance(reply, dict) else reply
+    if reply and isinstance(reply, list) and not isinstance(reply[0], (list, tuple)):
+        pairs = zip(reply[::2], reply[1::2], strict=True)
+    return [(as_text(name), value) for name, value in pairs]
+
+
+def as_text(reply: bytes | str) -> str:
+    """Return a reply of Redis as text."""
+    return reply.decode(errors="replace") if isinstance(reply, bytes) else reply

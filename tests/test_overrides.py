@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import timedelta
 from io import StringIO
@@ -33,10 +34,23 @@ async def test_a_blocked_identity_is_refused_until_the_end_and_not_charged(serve
     override(BLOCK, now=clock.ms)
     refused = check("alice", policy)
     assert (refused.allowed, refused.remaining, refused.retry_after) == (False, 0, 3600.0)
+    assert refused.reset_after == 3600.0
     assert not (await acheck("alice", policy)).allowed
     assert check("bob", policy).allowed
     clock.tick(HOUR)
     assert check("alice", policy).current_count == 0
+
+
+def test_the_wait_of_a_blocked_identity_is_its_counter_s_where_that_is_longer(server, algo, clock):
+    policy = Policy("p", "1/d", algo=algo)
+    check("alice", policy)
+    wait = check("alice", policy).retry_after
+    override(BLOCK, now=clock.ms)
+    refused = check("alice", policy)
+    assert (refused.retry_after, refused.reset_after) == (wait, wait)
+    assert check("alice", policy, cost=2).retry_after == math.inf
+    clock.tick(int(wait * 1000))
+    assert check("alice", policy).allowed
 
 
 def test_an_exempt_identity_is_allowed_and_not_counted(server, algo, clock):

@@ -33,7 +33,7 @@ from tests.http import (
     rate_limit_fields,
     templates,
 )
-from tests.internals import FIXED_WINDOW, TOKEN_BUCKET, whole_seconds
+from tests.internals import FIXED_WINDOW, TOKEN_BUCKET, overrides, whole_seconds
 
 JSON, HTML, TEXT = PROBLEM_JSON, "text/html", "text/plain"
 
@@ -177,7 +177,7 @@ def test_the_problem_lists_the_violated_policies_and_the_wait(site, clock):
         "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
         "title": "Too many requests",
         "status": 429,
-        "detail": "Try again in 3540 seconds.",
+        "detail": "Try again in 59 minutes.",
         "violated-policies": ["g-60s", "g-3600s"],
     }
 
@@ -260,13 +260,70 @@ def test_a_repeated_refusal_follows_the_language(refuse):
 
 def test_a_site_without_translations(refuse, settings):
     settings.USE_I18N = False
-    assert b"Try again in 3600 seconds." in refuse(TEXT).content
+    assert b"Try again in 1 hour." in refuse(TEXT).content
 
 
 def test_one_second_is_in_the_singular(site, clock):
     site.serve(rate_limit("1/s", group="g")(site.view(ok)))
     site.get()
     assert refused(site, TEXT).content == b"Too many requests. Try again in 1 second.\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (119, "119 seconds"),
+        (120, "2 minutes"),
+        (121, "3 minutes"),
+        (3540, "59 minutes"),
+        (3541, "1 hour"),
+        (3600, "1 hour"),
+        (3601, "1 hour, 1 minute"),
+        (5400, "1 hour, 30 minutes"),
+        (86_399, "1 day"),
+        (86_400, "1 day"),
+        (86_401, "1 day, 1 hour"),
+        (14 * 86_400, "14 days"),
+        (365 * 86_400, "365 days"),
+    ],
+)
+@pytest.mark.parametrize("accept", [JSON, HTML, TEXT])
+def test_a_long_wait_is_told_in_words_and_rounded_up(clock, seconds, text, accept):
+    view = rate_limit((1, seconds), key="ip")(ok)
+    view(RequestFactory().get("/"))
+    response = view(RequestFactory().get("/", headers={"Accept": accept}))
+    assert f"Try again in {text}." in response.content.decode()
+    assert response.headers["Retry-After"] == str(seconds)
+
+
+def test_a_long_wait_is_told_in_the_client_s_language(refuse):
+    with translation.override("de"):
+        assert "1 Stunde" in refuse(TEXT).content.decode()
+    with translation.override("fr"):
+        assert "1 heure" in refuse(TEXT).content.decode()
+
+
+# Blocked clients
+
+
+@both_ways
+@pytest.mark.parametrize("used", [0, 1, 3])
+@pytest.mark.parametrize(("rate", "seconds", "text"), [("3/m", 3600, "1 hour"), ("3/d", 7200, "2 hours")])
+def test_a_blocked_client_is_told_the_end_of_the_block_everywhere(site, clock, used, rate, seconds, text):
+    site.serve(rate_limit(rate, key="ip", group="g")(site.view(ok)))
+    site.statuses(used)
+    identity = "ip=203.0.113.9"
+    overrides.publish(identity, [overrides.Override(identity, "*", "block", clock.ms + seconds * 1000)])
+    if used == 3 and rate == "3/d":  # it could not pass at the end of the block either
+        seconds, text = 86_400, "1 day"
+    for accept in (JSON, HTML, TEXT):
+        response = refused(site, accept)
+        refusal = assert_refusal(response, policies=["g"], wait=seconds)
+        assert refusal.usage == {"g": (0, seconds)}
+        assert response.headers["X-RateLimit-Reset"] == str(seconds)
+        assert response.headers["X-RateLimit-Remaining"] == "0"
+        assert f"Try again in {text}." in response.content.decode()
+    assert_waiting_helps(response, site.get, clock)
 
 
 # The site's own response
@@ -366,7 +423,7 @@ def test_a_request_that_can_never_pass_has_no_retry_after(site, algo, clock):
 def test_the_page_has_a_title_and_the_wait(refuse):
     page = assert_refusal(refuse(BROWSER), policies=["g"], media_type=HTML).body
     assert "<title>Too many requests</title>" in page
-    assert "Try again in 3600 seconds." in page
+    assert "Try again in 1 hour." in page
 
 
 def test_the_page_has_the_name_of_the_site_the_time_and_a_link_to_try_again(full, clock):
@@ -418,7 +475,7 @@ def test_a_site_may_have_its_own_template(full, settings):
     settings.TEMPLATES = templates({"rlaas_django/429.html": page}, "django.template.context_processors.request")
     response = refused(full, BROWSER)
     assert_refusal(response, policies=["g"], media_type=HTML)
-    assert response.content == b"<!DOCTYPE html>429 Too many requests Try again in 3600 seconds. g /</html>"
+    assert response.content == b"<!DOCTYPE html>429 Too many requests Try again in 1 hour. g /</html>"
 
 
 @pytest.mark.parametrize("engines", [[], templates({})])

@@ -15,6 +15,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase, ResponseHeaders
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
+from django.utils.timesince import TIME_STRINGS
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -32,6 +33,7 @@ MEDIA_TYPES = (PROBLEM_JSON, "application/json", "text/html", "text/plain")
 # The longest Accept header that is weighed, in characters and in media types; browsers send 140 and 8. To weigh one of
 # 8 kB would take up to 250 times as long as the rest of a refusal.
 MAX_ACCEPT, MAX_ACCEPTED = 256, 20
+LONG_WAIT = 120  # seconds; from here on a wait is told in minutes, hours and days
 FIGURES = frozenset(
     {"ratelimit", "ratelimit-policy", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"}
 )
@@ -155,7 +157,18 @@ def detail(decision: Decision) -> str:
     wait = _wait(decision)
     if wait is None:
         return _("This request asks for more than its limit can ever give.")
-    return ngettext("Try again in %(wait)d second.", "Try again in %(wait)d seconds.", wait) % {"wait": wait}
+    if wait < LONG_WAIT:
+        return ngettext("Try again in %(wait)d second.", "Try again in %(wait)d seconds.", wait) % {"wait": wait}
+    return _("Try again in %(time)s.") % {"time": in_words(wait)}
+
+
+def in_words(seconds: int) -> str:
+    """Return a long wait as `5 minutes`, `1 hour, 30 minutes` or `2 days`, rounded up, in Django's own translations."""
+    unit = 60 if seconds < 86_400 else 3_600
+    hours, minutes = divmod(math.ceil(seconds / unit) * unit // 60, 60)
+    parts = {"day": hours // 24, "hour": hours % 24, "minute": minutes}
+    words = [TIME_STRINGS[name] % {"num": number} for name, number in parts.items() if number]
+    return _(", ").join(words).replace("\xa0", " ")
 
 
 def _problem(decision: Decision) -> HttpResponse:

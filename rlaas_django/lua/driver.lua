@@ -1,6 +1,6 @@
 --[[
   The driver: runs one operation on the policies of a request, with the functions of their algorithms.
-  Version  2
+  Version  3
 
   check    Checks every policy, then charges all of them, only if every enforced one passes. A shadow policy is charged
            when it passes too, and never refuses.
@@ -123,7 +123,13 @@ for i = 1, policies do
     end
   end
   if kind == "block" then
-    allowed, remaining, retry_after = false, 0, ends - now
+    -- The counter's own wait, where it is the longer one; -1, never, stays.
+    local left = ends - now
+    allowed, remaining = false, 0
+    if retry_after >= 0 and retry_after < left then
+      retry_after = left
+    end
+    reset_after = retry_after < left and left or retry_after
   elseif kind == "exempt" then
     allowed, retry_after = true, 0
   end

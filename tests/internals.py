@@ -60,6 +60,8 @@ from rlaas_django.management.commands._rlaas.replay.timeline import STEPS, Timel
 from rlaas_django.management.commands.rlaas import Command as RlaasCommand
 from rlaas_django.server_checks import check_eviction, check_rights
 from rlaas_django.service import auth as service_auth
+from rlaas_django.service import urls as service_urls
+from rlaas_django.service.parsing import FIELDS
 from rlaas_django.stats import background, recorder
 from rlaas_django.stats.background import paused as paused_background
 from rlaas_django.stats.background import run as run_background_jobs
@@ -69,6 +71,7 @@ from rlaas_django.stats.recorder import flush as flush_statistics
 __all__ = [
     "ALGORITHMS",
     "DEFAULTS",
+    "FIELDS",
     "FIXED_WINDOW",
     "KEYS",
     "KEY_PREFIXES",
@@ -157,6 +160,7 @@ __all__ = [
     "run_background_jobs",
     "script_for",
     "service_auth",
+    "service_urls",
     "single_server",
     "strictest",
     "unique_id",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 from django.http import HttpRequest, HttpResponse
+from django.utils.module_loading import import_string
 
 from .. import backend, conf, limiter
 from ..core.callers import Caller
@@ -23,6 +26,7 @@ from .parsing import FIELDS, Subject, parse_subject, read_json, read_subject, re
 from .problems import ProblemError
 
 MAX_BATCH = 1_000
+METRICS = "rlaas_django.integrations.prometheus.render"  # -> content, content type
 
 
 class Operation(NamedTuple):
@@ -122,6 +126,25 @@ def policies(_: HttpRequest, caller: Caller) -> HttpResponse:
 
 def info(*_: Any) -> HttpResponse:
     return json_response(answers.info_json())
+
+
+def openapi(request: HttpRequest, _: Caller) -> HttpResponse:
+    return json_response({**_openapi(), "servers": [{"url": request.path.removesuffix("/openapi.json")}]})
+
+
+@cache
+def _openapi() -> dict[str, Any]:
+    return json.loads(files(__package__).joinpath("openapi.json").read_bytes())  # type: ignore[no-any-return]
+
+
+def metrics(*_: Any) -> HttpResponse:
+    """Return the metrics as Prometheus reads them."""
+    try:
+        render = import_string(METRICS)
+    except ImportError:
+        raise ProblemError(404, "There are no metrics: install rlaas_django[prometheus].") from None
+    content, content_type = render()
+    return HttpResponse(content, content_type=content_type)
 
 
 def health(*_: Any) -> Operation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from django.http.request import RawPostDataException, UnreadablePostError
 from .. import conf
 from ..core.callers import Caller
 from ..core.keys import Identity
-from ..core.policy import DEFAULT, PolicyError, is_key
+from ..core.policy import DEFAULT, PolicyError
 from ..limiter.compiled import Check, CompiledPolicySet, compile_policies, plan
 from .problems import MAX_ECHO, ProblemError, unknown
 
@@ -21,6 +22,7 @@ MAX_BODY = 1_000_000  # bytes
 QUERY = ("userId", "ip", "policy", "cost")
 FIELDS = ("userId", "identity", "policy", "policies", "cost")
 _TOO_LARGE = f"The body has more than {MAX_BODY:,} bytes."
+_is_kind = re.compile(r"user|ip|token|key|(header|get|post):.+", re.DOTALL).fullmatch
 _A_NAME = "text of at least one character, or a whole number"
 
 
@@ -128,7 +130,7 @@ def _parse_identity(source: dict[str, Any]) -> Identity:
             raise ProblemError(400, 'Give "userId" or "user" in "identity", not both.')
         identity = {"user": source["userId"], **identity}
     for kind, name in identity.items():
-        if not is_key(kind) and kind != "key":
+        if not _is_kind(kind):
             raise ProblemError(400, unknown("kind of identity", kind, ("user", "ip", "token")))
         if type(name) not in (str, int) or name == "":
             field = "userId" if kind == "user" and "userId" in source else kind

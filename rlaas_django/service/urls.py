@@ -55,7 +55,9 @@ urlpatterns = [
     _route("reset", "reset", Endpoint(endpoints.reset, POST, "reset")),
     _route("policies", "policies", Endpoint(endpoints.policies, GET, "policies")),
     _route("info", "info", Endpoint(endpoints.info, GET, "info")),
+    _route("metrics", "metrics", Endpoint(endpoints.metrics, GET, "metrics")),
     _route("health", "health", Endpoint(endpoints.health, GET)),
+    _route("openapi.json", "openapi", Endpoint(endpoints.openapi, GET)),
     _route(
         r"^auth(?:/(?P<policies>[^/]+)(?P<path>/.*)?)?$",
         "auth",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from hashlib import sha256
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.urls import path
+from django.urls import include, path
 from django.views import View
 
 from rlaas_django import Policy, rate_limit
+from rlaas_django.core.callers import VERBS
 
+TOKEN = os.environ["RLAAS_TEST_TOKEN"]
 SECRET_KEY = "end to end"
 ALLOWED_HOSTS = ["*"]
 ROOT_URLCONF = __name__
@@ -32,6 +35,8 @@ RATE_LIMITER = {
         "search": {"rate": "2/h", "key": "get:q", "algo": "token-bucket-algo", "burst": 3},
         "api": {"rate": "3/h", "key": "ip"},
         "site": {"rate": "1000/d", "key": "global"},
+        "proxied": {"rate": "5/h", "key": "ip"},
+        "many": {"rate": "100/d"},
     },
     "MIDDLEWARE": [
         {"path": "/default", "policies": ["default"]},
@@ -40,6 +45,7 @@ RATE_LIMITER = {
         {"path": "/", "exempt": True},
     ],
     "TRUSTED_PROXIES": ["127.0.0.1"],
+    "SERVICE": {"TOKENS": {"tester": {"digests": [sha256(TOKEN.encode()).hexdigest()], "verbs": [*VERBS]}}},
 }
 WSGI_APPLICATION = f"{__name__}.wsgi"
 
@@ -114,6 +120,7 @@ urlpatterns = [
     path("default", show),
     path("api/<path:rest>", lambda request, rest: show(request)),
     path("default/failing", failing),
+    path("rlaas/", include("rlaas_django.service.urls")),
     path("healthz", lambda request: HttpResponse("ok")),
     path("class", Page.as_view()),
     path("async/class", AsyncPage.as_view()),

@@ -57,15 +57,16 @@ def system(directory: Path) -> None:
     if installed:
         link(directory, Path(installed))
         return
-    unpacked = directory / "root"
-    binary = unpacked / "usr" / "bin" / "redis-server"
-    if not binary.exists():
-        unpack_packages(directory, unpacked)
-    libraries = sorted({str(path.parent) for path in unpacked.rglob("lib*.so*")})
-    write_program(
-        directory,
-        f'LD_LIBRARY_PATH={shlex.quote(":".join(libraries))} exec {shlex.quote(str(binary))} "$@"',
-    )
+    unpack_program(directory, "usr/bin/redis-server", ["redis-tools", "redis-server"])
+
+
+def nginx() -> Path:
+    """Return the installed nginx, else the distribution's, unpacked: to install it would start it on port 80."""
+    installed = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+    if installed:
+        return Path(installed)
+    unpack_program(SERVERS / "nginx", "usr/sbin/nginx", ["nginx"])
+    return SERVERS / "nginx" / "bin" / "nginx"
 
 
 def valkey(directory: Path) -> None:
@@ -89,13 +90,27 @@ def installer() -> list[str]:
     raise NoServerError("neither pip nor uv is there to fetch it")
 
 
-def unpack_packages(directory: Path, target: Path) -> None:
+def unpack_program(directory: Path, path: str, names: Sequence[str]) -> None:
+    """Make a program of the distribution's packages, with the libraries that the first one needs."""
+    unpacked = directory / "root"
+    binary = unpacked / path
+    if not binary.exists():
+        unpack_packages(directory, unpacked, names)
+    libraries = ":".join(sorted({str(found.parent) for found in unpacked.rglob("lib*.so*")}))
+    program = directory / "bin" / binary.name
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.unlink(missing_ok=True)
+    program.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={shlex.quote(libraries)} exec {shlex.quote(str(binary))} "$@"\n')
+    program.chmod(0o755)
+
+
+def unpack_packages(directory: Path, target: Path, names: Sequence[str]) -> None:
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-        raise NoServerError("no redis-server on PATH, and no apt-get to fetch one")
+        raise NoServerError(f"no {names[-1]} on PATH, and no apt-get to fetch one: please install it")
     packages = directory / "packages"
     packages.mkdir(parents=True, exist_ok=True)
-    download(packages, ["redis-server", "redis-tools"])
-    download(packages, libraries_of(next(packages.glob("redis-tools_*.deb"))))
+    download(packages, names)
+    download(packages, libraries_of(next(packages.glob(f"{names[0]}_*.deb"))))
     half_done = directory / "unpacking"
     shutil.rmtree(half_done, ignore_errors=True)
     for package in packages.glob("*.deb"):
@@ -130,14 +145,6 @@ def link(directory: Path, binary: Path) -> None:
     program.parent.mkdir(parents=True, exist_ok=True)
     program.unlink(missing_ok=True)
     program.symlink_to(binary)
-
-
-def write_program(directory: Path, command: str) -> None:
-    program = directory / "bin" / "redis-server"
-    program.parent.mkdir(parents=True, exist_ok=True)
-    program.unlink(missing_ok=True)
-    program.write_text(f"#!/bin/sh\n{command}\n")
-    program.chmod(0o755)
 
 
 def run(command: Sequence[str], cwd: Path = ROOT) -> str:

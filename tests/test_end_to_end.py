@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
-import os
-import signal
 import socket
 import struct
-import subprocess
-import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -31,54 +25,11 @@ from tests.http import (
 )
 from tests.internals import read_minutes
 from tests.observation import assert_soon
-from tests.settings import REDIS
+from tests.web_servers import WORKERS, serving
 
-ROOT = Path(__file__).parent.parent
-WORKERS = 8
 CLIENT = "203.0.113.9"
 FORWARDED = {"X-Forwarded-For": CLIENT}
 SITE = Policy("site", "1000/d", key="global")
-
-SERVERS = {
-    "gunicorn": [
-        *("gunicorn", "tests.e2e_project:wsgi()", "--bind", "fd://{fd}", "--workers", str(WORKERS)),
-        *("--worker-class", "gthread", "--threads", "2", "--keep-alive", "30", "--log-level", "warning"),
-    ],
-    # uvicorn would read X-Forwarded-For by itself; here the site does.
-    "uvicorn": [
-        *("uvicorn", "--factory", "tests.e2e_project:asgi", "--fd", "{fd}", "--no-proxy-headers"),
-        *("--log-level", "warning", "--no-access-log"),
-    ],
-}
-
-
-@contextlib.contextmanager
-def serving(name, log):
-    """Run a server on a port that is bound beforehand; its processes end with the block, by their id."""
-    with socket.create_server(("127.0.0.1", 0), backlog=512) as listener, log.open("wb") as output:
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # uvicorn takes --fd for a unix socket's
-        command = [sys.executable, "-m", *(word.format(fd=listener.fileno()) for word in SERVERS[name])]
-        environment = {**os.environ, "RLAAS_TEST_REDIS": REDIS, "DJANGO_SETTINGS_MODULE": "tests.e2e_project"}
-        server = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdout=output,
-            stderr=output,
-            pass_fds=[listener.fileno()],
-            start_new_session=True,
-        )
-        try:
-            port = listener.getsockname()[1]
-            assert httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=60).text == "ok", log.read_text()
-            yield port
-        finally:
-            server.terminate()
-            try:
-                server.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(server.pid, signal.SIGKILL)
-                server.wait()
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,8 @@ POLICIES = {
     "key": {"rate": "20/m", "key": "token"},
     "strict": {"rate": "5/m", "on_failure": "closed"},
 }
-# A valid body may be refused all the same: there is no such policy, or it counts by another kind of identity. And what is
-# generated as invalid may be valid as it is sent, such as a parameter without a value.
+# A valid body may be refused all the same: there is no such policy, or it counts by another kind of identity. And what
+# is generated as invalid may be valid as it is sent, such as a parameter without a value.
 EXCLUDED = ["positive_data_acceptance", "negative_data_rejection"]
 
 

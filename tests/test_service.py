@@ -352,6 +352,7 @@ def test_a_body_over_a_megabyte_is_too_large(service, settings):
     assert_problem(service.post("check", {"userId": "x" * 2000}), 413)
 
 
+@pytest.mark.django_db
 async def test_a_body_without_a_length_is_bounded(settings, configure):
     settings.ROOT_URLCONF = urlconf()
     configure(SERVICE={"TOKENS": TOKENS}, POLICIES=POLICIES)

@@ -16,6 +16,7 @@ import rlaas_django
 from tests.internals import FIELDS, service_urls
 from tests.service import TOKEN, TOKENS, Service, urlconf
 
+pytestmark = pytest.mark.django_db  # Django's handlers close connections at the end of a request
 schemathesis = pytest.importorskip("schemathesis")
 GenerationMode = schemathesis.GenerationMode
 DOCUMENT = json.loads((Path(__file__).parent.parent / "docs/openapi.json").read_text("utf-8"))

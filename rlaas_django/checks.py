@@ -203,7 +203,7 @@ def _decorated_views(config: conf.Config) -> Iterator[Problem]:
     for limits in uses:
         known = [config.policies.get(each) if isinstance(each, str) else each for each in limits.policies]
         for policy in (each for each in (*known, *limits.unnamed) if each is not None):
-            yield from _applied(limits.name, policy, limits.options["cost"], config)
+            yield from _applied(limits.name, policy, limits.options.get("cost", 1), config)
         for option, function in limits.options.items():
             if isinstance(function, str):
                 yield from _function(f"{limits.name}: its {option}", function)

@@ -20,7 +20,7 @@ from rlaas_django.backend.server import ConnectionOptions
 from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
 from rlaas_django.checks import check_proxies, check_settings, check_shared_cache
 from rlaas_django.conf import POLICY_OPTIONS
-from rlaas_django.core import registry
+from rlaas_django.core import observers, registry
 from rlaas_django.core.decision import Decision, Outcome, strictest
 from rlaas_django.core.keys import EncodedIdentity, counter_key, encode
 from rlaas_django.core.keys import identify as identify_with
@@ -142,6 +142,7 @@ __all__ = [
     "local_module",
     "log",
     "next_attempt",
+    "observers",
     "overrides",
     "pack_words",
     "parse_policy",
@@ -150,6 +151,7 @@ __all__ = [
     "pool_module",
     "read_minutes",
     "receipts",
+    "recorder",
     "redis_client",
     "redis_key",
     "refresh_is_due",

@@ -102,7 +102,7 @@ class TestFlush:
         keys = [key for key in client.keys("rlaas:*") if not key.startswith(b"rlaas:rate_limit:")]
         assert all(client.ttl(key) > 0 for key in keys)
         tagged = [key for key in keys if b"{p}" in key or b"{*}" in key]
-        assert len(tagged) == 11
+        assert len(tagged) == 12
         assert sorted({*keys} - {*tagged}) == [b"rlaas:limit:p/ip=203.0.113.9", b"rlaas:policies"]
 
     def test_recording_sends_no_command(self, client):

@@ -73,6 +73,17 @@ def _series(
     return series
 
 
+def totals() -> dict[tuple[str, str], int]:
+    """Return the number of decisions by policy and result, of all processes; it only grows."""
+    names = {code: result for result, code in CODES.items()}
+    (reply,) = backend.run_commands([("HGETALL", schema.totals_key())])
+    found = {}
+    for field, count in as_pairs(reply):
+        policy, _, code = field.rpartition(":")
+        found[policy, names[code]] = int(count)
+    return found
+
+
 def refusals(policies: Iterable[str] = (SITE,), limit: int = schema.MAX_REFUSALS) -> list[Refusal]:
     """Return the latest refusals under these policies, or of the site, newest first."""
     found = [refusal for each in latest_refusals(policies, limit).values() for refusal in each]

@@ -28,7 +28,16 @@ REFUSALS_PER_FLUSH = 50  # per policy and process; refusals beyond are counted, 
 
 # The observations of this process that are not yet written, with their time; a forked child leaves them to its parent.
 pending: deque[tuple[float, Observation]] = deque(maxlen=MAX_PENDING)
-process.on_fork(pending.clear)
+dropped = 0  # observations of this process that were not written
+
+
+def _reset() -> None:
+    global dropped
+    pending.clear()
+    dropped = 0
+
+
+process.on_fork(_reset)
 
 
 def flush() -> None:
@@ -55,6 +64,7 @@ class Tally:
         self.refused: dict[int, Counter[str]] = defaultdict(Counter)  # day -> identity
         self.paths: dict[int, Counter[str]] = defaultdict(Counter)  # day -> path; of the site only
         self.watched: dict[int, dict[str, float]] = defaultdict(dict)  # hour -> identity -> percent
+        self.totals: Counter[str] = Counter()  # by policy and result; of the site only
         self.lines: list[str] = []  # refusals as JSON
 
     def log(self, minute: int, line: Callable[[], str]) -> None:
@@ -89,6 +99,8 @@ class Tally:
             add(schema.minutes_key(name, hour), "counts", schema.MINUTES_TTL, 0, chain(*fields.items()))
         for day, fields in hours.items():
             add(schema.hours_key(name, day), "counts", schema.HOURS_TTL, 0, chain(*fields.items()))
+        if self.totals:
+            add(schema.totals_key(), "counts", schema.TOTALS_TTL, 0, chain(*self.totals.items()))
         for day, refused in self.refused.items():
             add(schema.refused_key(name, day), "ranks", schema.RANKS_TTL, schema.MAX_IDENTITIES, _highest(refused))
         for day, paths in self.paths.items():
@@ -110,6 +122,7 @@ def add(tallies: dict[str, Tally], at: float, observation: Observation) -> None:
         tally = tallies[name]
         tally.counts[minute, result] += 1
         definitions.note(outcome)
+        site.totals[f"{name}:{CODES[result]}"] += 1
         if result == DEGRADED:
             continue
         if result in (REFUSED, OVER):

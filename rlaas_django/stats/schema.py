@@ -5,6 +5,7 @@ under the name `*`, which no policy can have.
 
   rlaas:stats:{<policy>}:minutes:<hour>   HASH   <minute of the hour>:<code> -> number of decisions
   rlaas:stats:{<policy>}:hours:<day>      HASH   <hour of the day>:<code> -> number of decisions
+  rlaas:stats:{*}:totals                  HASH   <policy>:<code> -> number of decisions since the first, for metrics
   rlaas:refused:{<policy>}:<day>          ZSET   identity -> times over the limit that day; those with the most
   rlaas:paths:{*}:<day>                   ZSET   path, or source of a check in code -> refusals that day
   rlaas:watch:{<policy>}:<hour>           ZSET   identity -> percent of the limit used, from 80 on; those with the most.
@@ -31,6 +32,7 @@ CODES = {ALLOWED: "a", REFUSED: "r", OTHER: "x", OVER: "o", DEGRADED: "d", UNLOG
 
 MINUTES_TTL = DAY + 2 * HOUR
 HOURS_TTL = 9 * DAY
+TOTALS_TTL = 30 * DAY  # after the last decision
 RANKS_TTL = DAY + 2 * HOUR
 WATCH_TTL = 3 * HOUR
 REFUSALS_TTL = 7 * DAY
@@ -65,6 +67,10 @@ def minutes_key(policy: str, hour: int) -> str:
 
 def hours_key(policy: str, day: int) -> str:
     return f"rlaas:stats:{{{policy}}}:hours:{day}"
+
+
+def totals_key() -> str:
+    return f"rlaas:stats:{{{SITE}}}:totals"
 
 
 def refused_key(policy: str, day: int) -> str:

@@ -5,10 +5,15 @@ One test of each behaviour, for the quick tier; test_failure.py has every fault,
 
 from __future__ import annotations
 
+import asyncio
+import re
+
 import pytest
+import redis.asyncio
 from django.http import HttpResponse
 
-from rlaas_django import Policy, check, rate_limit, reset
+from rlaas_django import Policy, acheck, check, rate_limit, reset
+from tests.faults import CHUNK, Loopback, messages
 from tests.http import OURS, ok
 from tests.internals import (
     SLIDING_WINDOW,
@@ -75,6 +80,88 @@ def test_strange_reply_is_an_error_of_one_call(fault, limiter, target, use_url, 
     assert [type(signal["error"]) for signal in failure_signals] == [UnavailableError]
     assert len(log_lines(UNAVAILABLE)) == 1
     assert limiter.check("alice", policy).current_count == 0
+
+
+@pytest.mark.parametrize("reply", [b"+OK\r\n", b"$-1\r\n", b"*1\r\n$1\r\n1\r\n", b"$8\r\n12345678\r\n"], ids=str)
+def test_strange_reply_to_a_refund_or_reset_raises_the_error(limiter, target, use_url, reply):
+    use_url(target.proxy.url)
+    decision = limiter.check("alice", ROOMY)
+    target.proxy.reply_with(reply)
+    try:
+        with pytest.raises(UnavailableError, match="unexpected reply"):
+            limiter.refund(decision)
+        with pytest.raises(UnavailableError, match="unexpected reply"):
+            limiter.reset("alice", ROOMY)
+        assert limiter.check("alice", ROOMY).degraded
+    finally:
+        target.proxy.reply_with(None)
+
+
+class OwnNumbers(Loopback):
+    """A server that replies to a check of user-<n> with a count of n, and some replies too many."""
+
+    surplus = b""  # sent once, with the next reply
+
+    async def serve(self, reader, writer):
+        data = bytearray()
+        while chunk := await reader.read(CHUNK):
+            data += chunk
+            for message in messages(data):
+                user = re.search(rb"user-(\d+)", message)
+                if user is None:  # of the handshake
+                    writer.write(b"+OK\r\n")
+                    continue
+                surplus, self.surplus = self.surplus, b""
+                numbers = (1, 1, int(user[1]), 9, 0, 0, 10, 1)
+                writer.write(surplus + b"*8\r\n" + b"".join(b":%d\r\n" % number for number in numbers))
+            await writer.drain()
+
+
+STRANGE = [
+    b"+OK\r\n",
+    b":1\r\n",
+    b"*0\r\n",
+    b"*1\r\n:1\r\n",
+    b"$1\r\n1\r\n",
+    b"$-1\r\n",
+    b"*8\r\n" + 8 * b"$1\r\n1\r\n",
+]
+
+
+@pytest.mark.parametrize("surplus", STRANGE, ids=str)
+def test_surplus_reply_shifts_no_other(limiter, use_url, surplus):
+    with OwnNumbers() as server:
+        use_url(server.url)
+        for n in range(0, 30, 3):
+            assert limiter.check(f"user-{n}", ROOMY).current_count == n
+            server.surplus = surplus
+            assert limiter.check(f"user-{n + 1}", ROOMY).degraded
+            assert limiter.check(f"user-{n + 2}", ROOMY).current_count == n + 2
+        assert server.connections == 1
+    assert circuit_breaker().error is None
+
+
+@pytest.mark.parametrize("surplus", STRANGE, ids=str)
+async def test_surplus_reply_strands_and_shifts_no_task(use_url, surplus):
+    with OwnNumbers() as server:
+        use_url(server.url)
+        for _ in range(3):
+            server.surplus = surplus
+            decisions = await asyncio.gather(*[acheck(f"user-{n}", ROOMY) for n in range(300)])
+            assert all(each.degraded or each.current_count == n for n, each in enumerate(decisions))
+            assert any(each.degraded for each in decisions)
+            assert not decisions[-1].degraded  # not sent with the first
+
+
+@pytest.mark.skipif(not hasattr(redis.asyncio.Connection, "can_read"), reason="redis-py < 8")
+async def test_surplus_reply_of_the_same_shape_shifts_no_task(use_url):
+    with OwnNumbers() as server:
+        use_url(server.url)
+        for n in range(0, 30, 3):
+            assert (await acheck(f"user-{n}", ROOMY)).current_count == n
+            server.surplus = b"*8\r\n:1\r\n:1\r\n:999\r\n:9\r\n:0\r\n:0\r\n:10\r\n:1\r\n"
+            assert (await acheck(f"user-{n + 1}", ROOMY)).degraded
+            assert (await acheck(f"user-{n + 2}", ROOMY)).current_count == n + 2
 
 
 def test_error_of_one_key_concerns_one_identity(limiter, target, use_url, failure_signals, log_lines):

@@ -1,4 +1,4 @@
-"""Commands as they are sent: packed bytes, and how many replies they bring."""
+"""Calls: commands as they are sent, and what their replies look like."""
 
 from __future__ import annotations
 
@@ -6,43 +6,78 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import hiredis
+from redis import ResponseError
 
+from .errors import UnexpectedReplyError
 from .scripts import Script
 
 Word = str | bytes | int | float
 
 
 class Call:
-    """Packed commands, for the server that has their keys."""
+    """A packed command, for the server that has its keys."""
 
-    __slots__ = ("is_refund", "key", "on_abandoned", "packed", "replies", "script")
+    __slots__ = ("is_refund", "key", "on_abandoned", "packed", "parts", "reply_type", "script")
 
     def __init__(
-        self, script: Script | None, key: str, packed: bytes, replies: int = 1, *, is_refund: bool = False
+        self,
+        script: Script | None,
+        key: str,
+        packed: bytes,
+        *,
+        reply_type: type | None = None,
+        is_refund: bool = False,
     ) -> None:
         self.script = script  # what to load where the server does not know it
         self.key = key  # one of the keys, which are all in one slot; '' where there is one server
-        self.packed, self.replies, self.is_refund = packed, replies, is_refund
-        self.on_abandoned: Callable[[Any, Any], None] | None = None  # gets the call and a reply that nobody awaits
+        self.packed, self.is_refund = packed, is_refund
+        self.reply_type = reply_type  # int; list, of whole numbers; None: whatever
+        self.parts: tuple[Call, ...] | None = None  # of a message
+        self.on_abandoned: Callable[[Any], None] | None = None  # gets a result that nobody awaits
 
-    def abandon(self, reply: Any) -> None:
-        """Take a reply whose caller was cancelled."""
+    def read(self, reply: Any) -> Any:
+        """Return what a reply means to the caller; UnexpectedReplyError when it cannot be to this call."""
+        numbers = reply if self.reply_type is list and type(reply) is list else (reply,)
+        if self.reply_type is not None and not all(type(each) is int for each in numbers):
+            raise UnexpectedReplyError(reply)
+        return reply
+
+    def abandon(self, result: Any) -> None:
+        """Take the result of a call whose caller was cancelled."""
         if self.on_abandoned is not None:
-            self.on_abandoned(self, reply)
+            self.on_abandoned(result)
 
-    def after(self, *command: Word) -> Call:
-        """Return the call with a command before it, as one message: a reply of its own comes first."""
-        packed = pack(command) + self.packed
-        call = Call(self.script, self.key, packed, self.replies + 1, is_refund=self.is_refund)
-        call.on_abandoned = lambda _, replies: self.abandon(replies[-1])
-        return call
+    def after(self, *command: Word) -> Message:
+        """Return the call with a command before it, as one message."""
+        return Message((Call(None, self.key, pack(command)), *(self.parts or (self,))))
 
 
-def pack(*commands: Sequence[Word]) -> bytes:
-    """Return commands as they are sent."""
-    return b"".join([hiredis.pack_command(tuple(command)) for command in commands])  # type: ignore[arg-type]
+class Message(Call):
+    """Several calls that are sent together; their replies are a list."""
+
+    __slots__ = ()
+
+    def __init__(self, calls: Iterable[Call]) -> None:
+        parts = tuple(calls)
+        super().__init__(None, parts[-1].key, b"".join([call.packed for call in parts]))
+        self.parts = parts
+
+    def read(self, reply: Any) -> Any:
+        pairs = zip(self.parts or (), reply, strict=True)
+        return [each if isinstance(each, ResponseError) else call.read(each) for call, each in pairs]
+
+    def abandon(self, result: Any) -> None:
+        for call, each in zip(self.parts or (), result, strict=True):
+            call.abandon(each)
+
+
+def pack(command: Sequence[Word]) -> bytes:
+    """Return a command as it is sent."""
+    packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]
+    return packed
 
 
 def script_call(script: Script, keys: Sequence[str], args: Iterable[Word], *, is_refund: bool = False) -> Call:
-    """Return a call of a script on these keys."""
-    return Call(script, keys[0], pack(("EVALSHA", script.sha, len(keys), *keys, *args)), is_refund=is_refund)
+    """Return a call of a script on these keys. A refund replies a list, the other operations one number."""
+    packed = pack(("EVALSHA", script.sha, len(keys), *keys, *args))
+    return Call(script, keys[0], packed, reply_type=list if is_refund else int, is_refund=is_refund)

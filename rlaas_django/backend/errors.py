@@ -25,6 +25,13 @@ class PoolExhaustedError(exceptions.ConnectionError):
     """All connections were in use for too long; the server is not to blame."""
 
 
+class UnexpectedReplyError(exceptions.InvalidResponse):
+    """A reply that cannot be to the call before it, so that the replies after it may be others' as well."""
+
+    def __init__(self, reply: object) -> None:
+        super().__init__(f"unexpected reply: {reply!r:.100}")
+
+
 def concerns_whole_server(error: exceptions.ResponseError) -> bool:
     """Return whether the server would reply so to any other call, too."""
     text = str(error)

@@ -10,7 +10,7 @@ from typing import Any
 from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, NoScriptError, RedisError, ResponseError
 
 from .client import topology
-from .commands import Call, Word, pack
+from .commands import Call, Message, Word, pack
 from .errors import UnavailableError, next_attempt
 from .server import Address, Server
 from .topology import ClusterTopology, Topology
@@ -92,13 +92,11 @@ def _pipeline(where: Topology, server: Server | None, calls: Sequence[Call], *, 
     try:
         if server is None or server.breaker.error is not None:
             server = _require(where, server)
-        message = Call(None, "", b"".join([call.packed for call in calls]), len(calls))
-        replies: list[Any] = server.send(message, keep_errors=True)
+        replies: list[Any] = server.send(Message(calls), keep_errors=True)
         unknown = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError) and not loaded]
         if unknown:
             scripts = {script.sha: script for i in unknown if (script := calls[i].script) is not None}
-            loads = [("SCRIPT", "LOAD", script.text) for script in scripts.values()]
-            server.send(Call(None, "", pack(*loads), len(loads)))
+            server.send(Message(Call(None, "", pack(("SCRIPT", "LOAD", each.text))) for each in scripts.values()))
             again = _pipeline(where, server, [calls[i] for i in unknown], loaded=True)
             for i, reply in zip(unknown, again, strict=True):
                 replies[i] = reply
@@ -185,10 +183,11 @@ def run_commands(commands: Sequence[Sequence[Word]], server: Server | None = Non
     if not commands:
         return []
     where = topology() if server is None else Topology(server, server.timeout)
+    calls = [Call(None, _key(each), pack(each)) for each in commands]
     if where.clustered:
-        return [execute(where, Call(None, _key(each), pack(each)), timeout=ADMIN_TIMEOUT) for each in commands]
-    replies: Any = execute(where, Call(None, "", pack(*commands), len(commands)), timeout=ADMIN_TIMEOUT)
-    return replies if len(commands) > 1 else [replies]
+        return [execute(where, call, timeout=ADMIN_TIMEOUT) for call in calls]
+    replies: list[Any] = execute(where, Message(calls), timeout=ADMIN_TIMEOUT)
+    return replies
 
 
 def _key(command: Sequence[Word]) -> str:

@@ -18,6 +18,7 @@ import redis
 
 from .circuit_breaker import CircuitBreaker
 from .commands import Call
+from .errors import UnexpectedReplyError
 from .pool import FRESH
 
 MAX_BATCH = 128  # commands; a batch has one time limit
@@ -48,7 +49,7 @@ class Multiplexer:
         self.reconnect = False  # before the next batch: behind the same address there may be another server now
 
     def execute(self, call: Call) -> asyncio.Future[Any]:
-        """Return a future of the reply, or of the list of replies; error replies are given, not raised."""
+        """Return a future of the result; error replies are given, not raised."""
         reply = self.loop.create_future()
         self._waiting.append((call, reply))
         if self._worker is None:
@@ -98,21 +99,38 @@ class Multiplexer:
             except redis.ResponseError as error:  # to AUTH or SELECT
                 raise redis.ConnectionError(str(error)) from error
         await connection.send_packed_command([call.packed for call, _ in self._batch], check_health=False)
-        for call, future in self._batch:
-            replies = [await self._read_reply() for _ in range(call.replies)]
-            self._is_new = False
-            reply = replies if call.replies > 1 else replies[0]
-            if future.done():
-                call.abandon(reply)
-            else:
-                future.set_result(reply)
+        results: list[Any] = []
+        try:
+            for call, _ in self._batch:
+                results.append(await self._read(call))
+                self._is_new = False
+            await self._expect_no_more()
+        except UnexpectedReplyError:  # nobody knows which reply is whose
+            results.clear()
+            raise
+        finally:
+            for (call, future), result in zip(self._batch, results, strict=False):
+                if future.done():
+                    call.abandon(result)
+                else:
+                    future.set_result(result)
         self._last_use = self.loop.time()
 
-    async def _read_reply(self) -> Any:
+    async def _read(self, call: Call) -> Any:
+        """Return the result of a call; an error reply is given, not raised."""
+        if call.parts is not None:
+            return [await self._read(part) for part in call.parts]
         try:
-            return await self._connection.read_response(disconnect_on_error=False)
+            reply = await self._connection.read_response(disconnect_on_error=False)
         except redis.ResponseError as error:
             return error
+        return call.read(reply)
+
+    async def _expect_no_more(self) -> None:
+        """Raise an UnexpectedReplyError if another reply has come; the end of the connection is none."""
+        if hasattr(self._connection, "can_read") and await self._connection.can_read():
+            with contextlib.suppress(redis.ConnectionError):
+                raise UnexpectedReplyError(await self._connection.read_response(disconnect_on_error=False))
 
     async def _is_stale(self) -> bool:
         """Return whether the server closed the connection, or sent something that nobody asked for."""

@@ -17,7 +17,7 @@ from redis.retry import Retry
 
 from .circuit_breaker import CircuitBreaker
 from .commands import Call
-from .errors import PoolExhaustedError, concerns_whole_server
+from .errors import PoolExhaustedError, UnexpectedReplyError, concerns_whole_server
 from .multiplexer import Multiplexer
 from .pool import Pool
 
@@ -97,15 +97,15 @@ class Server:
         self._is_fake = options.connection_class.__module__.partition(".")[0] == "fakeredis"
 
     def send(self, call: Call, *, timeout: float | None = None, keep_errors: bool = False) -> Any:
-        """Return the reply, or the list of replies; the first error among them is raised, or kept in its place."""
+        """Return the result, or the list of results; the first error among them is raised, or kept in its place."""
         pool, connection, is_new = self._pool, None, True
-        one_reply = call.replies == 1 and not keep_errors
         try:
             connection, is_new = pool.acquire()
             connection.send_packed_command((call.packed,), check_health=False)
             if timeout is not None and not connection.can_read(timeout):
                 raise redis.TimeoutError
-            reply = connection.read_response() if one_reply else _read_replies(connection, call.replies)
+            reply = connection.read_response() if call.parts is None else _read_replies(connection, len(call.parts))
+            result = call.read(reply)
         except redis.ResponseError as error:  # after one, the connection is as good as after any reply
             pool.release(connection)
             self._record_error(error, admin=timeout is not None)
@@ -122,9 +122,9 @@ class Server:
             finally:
                 del failure  # or it and this frame, with the connection, would keep each other alive
         pool.release(connection)
-        if self.breaker.failed or not one_reply:
-            self._record_reply(reply, admin=timeout is not None, keep_errors=keep_errors)
-        return reply
+        if self.breaker.failed or call.parts is not None:
+            self._record_result(result, admin=timeout is not None, keep_errors=keep_errors)
+        return result
 
     async def asend(self, call: Call) -> Any:
         """As `send`, without blocking the event loop."""
@@ -134,14 +134,14 @@ class Server:
         multiplexer = self._multiplexers.get((self, loop)) or self._open_multiplexer(loop)
         future = multiplexer.execute(call)
         try:
-            reply = await future
+            result = await future
         except asyncio.CancelledError:
             if not future.cancelled() and future.exception() is None:  # the reply came in the same turn of the loop
                 call.abandon(future.result())
             raise
-        if type(reply) is not list or self.breaker.failed or call.replies > 1:
-            self._record_reply(reply)
-        return reply
+        if isinstance(result, redis.ResponseError) or self.breaker.failed or call.parts is not None:
+            self._record_result(result)
+        return result
 
     def close(self) -> None:
         """Close the connections for threads that are not in use."""
@@ -156,11 +156,10 @@ class Server:
         self._multiplexers[self, loop] = multiplexer
         return multiplexer
 
-    def _record_reply(self, reply: Any, *, admin: bool = False, keep_errors: bool = False) -> None:
-        """Tell the breaker what a reply says of the server, and raise the first error in it, unless it is kept."""
-        errors = [
-            each for each in (reply if isinstance(reply, list) else (reply,)) if isinstance(each, redis.ResponseError)
-        ]
+    def _record_result(self, result: Any, *, admin: bool = False, keep_errors: bool = False) -> None:
+        """Tell the breaker what a result says of the server, and raise the first error in it, unless it is kept."""
+        results = result if isinstance(result, list) else (result,)
+        errors = [each for each in results if isinstance(each, redis.ResponseError)]
         for error in errors:
             self._record_error(error, admin=admin)
             if not keep_errors:
@@ -182,7 +181,7 @@ class Server:
 
     def _record_failure(self, error: Exception, is_new: bool, timeout: float | None = None) -> Exception:
         """Tell the breaker that a call had no reply, on a new connection or not; return one of redis-py's errors."""
-        if isinstance(error, PoolExhaustedError):
+        if isinstance(error, (PoolExhaustedError, UnexpectedReplyError)):
             self.breaker.log_error(error)
             return error
         if isinstance(error, (TimeoutError, redis.TimeoutError)):

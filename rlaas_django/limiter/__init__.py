@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import product
 from time import monotonic
-from typing import Any
 
 from .. import backend, conf, signals
 from ..backend import Call, UnavailableError, script_call
@@ -81,7 +80,7 @@ def decide(identity: Identity, policy: Policies | CompiledPolicySet, cost: int) 
     if not policy_set.in_one_call:
         return _decide_by_slot(planned)
     try:
-        decision = planned.read(backend.execute(policy_set.topology, policy_set.call(planned)))
+        decision: Decision = backend.execute(policy_set.topology, policy_set.call(planned))
     except UnavailableError as error:
         decision = fallback.decide_all(planned)
         signals.send(signals.backend_failed, error=error, decision=decision)
@@ -103,7 +102,7 @@ async def adecide(identity: Identity, policy: Policies | CompiledPolicySet, cost
     if not policy_set.in_one_call:
         return await _adecide_by_slot(planned)
     try:
-        decision = planned.read(await backend.aexecute(policy_set.topology, policy_set.call(planned)))
+        decision: Decision = await backend.aexecute(policy_set.topology, policy_set.call(planned))
     except UnavailableError as error:
         decision = fallback.decide_all(planned)
         await _asend_failed(error, decision)
@@ -123,10 +122,10 @@ def check_each(checks: Sequence[Check]) -> list[Decision]:
     started, decisions = monotonic(), [_decided_without_redis(check) for check in checks]
     pending = [i for i, check in enumerate(checks) if decisions[i] is None and check.in_one_slot]
     calls = [checks[i].policy_set.call(checks[i]) for i in pending]
-    for i, reply in zip(pending, backend.execute_each(backend.topology(), calls), strict=True):
-        decisions[i], error = _read_one(checks[i], reply, started)
-        if error is not None:
-            signals.send(signals.backend_failed, error=error, decision=decisions[i])
+    for i, result in zip(pending, backend.execute_each(backend.topology(), calls), strict=True):
+        decisions[i] = _settle(checks[i], result, started)
+        if isinstance(result, UnavailableError):
+            signals.send(signals.backend_failed, error=result, decision=decisions[i])
     return [decision or _decide_by_slot(check) for check, decision in zip(checks, decisions, strict=True)]
 
 
@@ -135,10 +134,10 @@ async def acheck_each(checks: Sequence[Check]) -> list[Decision]:
     started, decisions = monotonic(), [_decided_without_redis(check) for check in checks]
     pending = [i for i, check in enumerate(checks) if decisions[i] is None and check.in_one_slot]
     calls = [checks[i].policy_set.call(checks[i]) for i in pending]
-    for i, reply in zip(pending, await backend.aexecute_each(backend.topology(), calls), strict=True):
-        decisions[i], error = _read_one(checks[i], reply, started)
-        if error is not None:
-            await signals.asend(signals.backend_failed, error=error, decision=decisions[i])
+    for i, result in zip(pending, await backend.aexecute_each(backend.topology(), calls), strict=True):
+        decisions[i] = _settle(checks[i], result, started)
+        if isinstance(result, UnavailableError):
+            await signals.asend(signals.backend_failed, error=result, decision=decisions[i])
     return [decision or await _adecide_by_slot(check) for check, decision in zip(checks, decisions, strict=True)]
 
 
@@ -189,8 +188,8 @@ def peek_each(pairs: Sequence[tuple[Policy, str]]) -> tuple[Outcome, ...]:
         for group in topology.group_by_slot(whole.keys(identities)):
             part = CompiledPolicySet(tuple([policies[i] for i in group]), conf.config(), topology)
             check = Check(part, tuple([identities[i] for i in group]), "", 1, charge=False)
-            reply = backend.execute(topology, part.call(check), timeout=backend.ADMIN_TIMEOUT)
-            outcome_at.update(zip(group, check.read(reply).outcomes, strict=True))
+            decision = backend.execute(topology, part.call(check), timeout=backend.ADMIN_TIMEOUT)
+            outcome_at.update(zip(group, decision.outcomes, strict=True))
         found += (outcome_at[i] for i in range(len(policies)))
     return tuple(found)
 
@@ -214,17 +213,13 @@ def _decided_without_redis(check: Check) -> Decision | None:
     return cached_refusals().find(check) if check.charge else None
 
 
-def _read_one(check: Check, reply: Any, started: float) -> tuple[Decision, UnavailableError | None]:
-    """Return the decision of a reply, or without Redis and with the error."""
-    try:
-        if isinstance(reply, UnavailableError):
-            raise reply
-        decision = check.read(reply)
-    except UnavailableError as error:
-        return fallback.decide_all(check), error
-    if not decision.allowed and check.charge:
-        cached_refusals().store(check, decision, started)
-    return decision, None
+def _settle(check: Check, result: Decision | UnavailableError, started: float) -> Decision:
+    """Return a decision that one of several calls gave, or the one without Redis."""
+    if isinstance(result, UnavailableError):
+        return fallback.decide_all(check)
+    if not result.allowed and check.charge:
+        cached_refusals().store(check, result, started)
+    return result
 
 
 def _decide_by_slot(planned: Check) -> Decision:
@@ -235,7 +230,7 @@ def _decide_by_slot(planned: Check) -> Decision:
     for group in progress.groups:
         try:
             if (part := progress.part(group)) is not None:
-                progress.add(part, backend.execute(topology, part.policy_set.call(part)))
+                progress.add(backend.execute(topology, part.policy_set.call(part)))
         except UnavailableError as error:
             progress.fail(group, error)
     if receipts := progress.to_refund():
@@ -243,7 +238,7 @@ def _decide_by_slot(planned: Check) -> Decision:
         refund_all(receipts)
         for part in parts:
             with suppress(UnavailableError):
-                progress.add(part, backend.execute(topology, part.policy_set.call(part)))
+                progress.add(backend.execute(topology, part.policy_set.call(part)))
     decision = progress.decision()
     if progress.error is not None:
         signals.send(signals.backend_failed, error=progress.error, decision=decision)
@@ -258,7 +253,7 @@ async def _adecide_by_slot(planned: Check) -> Decision:
         for group in progress.groups:
             try:
                 if (part := progress.part(group)) is not None:
-                    progress.add(part, await backend.aexecute(topology, part.policy_set.call(part)))
+                    progress.add(await backend.aexecute(topology, part.policy_set.call(part)))
             except UnavailableError as error:
                 progress.fail(group, error)
     except asyncio.CancelledError:
@@ -269,7 +264,7 @@ async def _adecide_by_slot(planned: Check) -> Decision:
         await arefund_all(receipts)
         for part in parts:
             with suppress(UnavailableError):
-                progress.add(part, await backend.aexecute(topology, part.policy_set.call(part)))
+                progress.add(await backend.aexecute(topology, part.policy_set.call(part)))
     decision = progress.decision()
     if progress.error is not None:
         await _asend_failed(progress.error, decision)

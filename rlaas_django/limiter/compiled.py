@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import backend, conf
 from ..backend.commands import Call, pack, script_call
+from ..backend.errors import UnexpectedReplyError
 from ..backend.scripts import for_algorithms
 from ..conf import Config
 from ..core import clock, process
@@ -148,8 +149,8 @@ class Check(Call):
             cost,
             charge,
         )
-        self.script, self.key, self.replies, self.is_refund = policy_set.script, "", 1, False
-        self.on_abandoned = None
+        self.script, self.key, self.is_refund = policy_set.script, "", False
+        self.parts = self.on_abandoned = None
 
     @property
     def in_one_slot(self) -> bool:
@@ -166,23 +167,19 @@ class Check(Call):
         return part
 
     def read(self, reply: Any) -> Decision:
-        """Return the decision that a script's reply means; UnavailableError when it is no reply of our scripts."""
+        """Return the decision that a script's reply means."""
         policy_set, source, decision = self.policy_set, (self, reply), Decision.__new__(Decision)
         try:
-            if len(reply) != REPLY_SIZE * len(self.identities) + 1 or not sum(
-                reply
-            ):  # a TypeError unless all are numbers
-                raise ValueError(f"{len(reply)} elements")
-            row, allowed = 0, reply[1] == 1 or policy_set.policies[0].shadow
-            if len(self.identities) > 1:
-                row, allowed = self._strictest(reply)
-            at = REPLY_SIZE * row + 1
-            _, count, remaining, wait, reset_after, limit, _ = reply[at : at + REPLY_SIZE]
-        except (TypeError, ValueError) as error:
-            unexpected = backend.UnavailableError(f"unexpected reply: {reply!r:.100}")
-            if (server := policy_set.topology.server_for(policy_set.keys(self.identities)[0])) is not None:
-                server.breaker.log_error(unexpected)
-            raise unexpected from error
+            if type(reply) is not list or len(reply) != REPLY_SIZE * len(self.identities) + 1:
+                raise UnexpectedReplyError(reply)
+            sum(reply)
+        except TypeError:  # not all are numbers
+            raise UnexpectedReplyError(reply) from None
+        row, allowed = 0, reply[1] == 1 or policy_set.policies[0].shadow
+        if len(self.identities) > 1:
+            row, allowed = self._strictest(reply)
+        at = REPLY_SIZE * row + 1
+        _, count, remaining, wait, reset_after, limit, _ = reply[at : at + REPLY_SIZE]
         decision.allowed, decision.policy = allowed, policy_set.policies[row]
         decision.limit, decision.current_count, decision.remaining = limit, count, remaining
         decision.retry_after = 0.0 if allowed else wait / 1000 if wait >= 0 else math.inf

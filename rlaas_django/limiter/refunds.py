@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 from .. import backend
@@ -56,11 +55,10 @@ def refund_later(receipts: list[Any]) -> asyncio.Task[Refunded]:
     return task
 
 
-def refund_abandoned(check: Check, reply: Any) -> None:
-    """Refund what a check charged whose caller was cancelled before the reply came."""
-    if isinstance(reply, list):  # an error charged nothing
-        with suppress(UnavailableError):
-            refund_later(check.read(reply).receipts)
+def refund_abandoned(decision: Any) -> None:
+    """Refund what a check charged whose caller was cancelled before the decision came."""
+    if isinstance(decision, Decision):  # an error charged nothing
+        refund_later(decision.receipts)
 
 
 async def _arefund_all(receipts: list[Any]) -> Refunded:

@@ -33,9 +33,8 @@ class SlotCheck:
             return None
         return self.check.part(group, charge=self.check.charge and self.allowed)
 
-    def add(self, part: Check, reply: Any) -> None:
-        """Add the reply for a slot; a later one replaces the figures."""
-        decision = part.read(reply)
+    def add(self, decision: Decision) -> None:
+        """Add the decision of a slot; a later one replaces the figures."""
         self._add(decision.outcomes, decision.allowed, decision.receipts)
 
     def fail(self, group: Sequence[int], error: UnavailableError) -> None:

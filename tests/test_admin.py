@@ -288,8 +288,8 @@ def test_a_refused_user_is_on_the_watch_list_and_the_refusal_is_explained(admin_
     (row,) = admin_client.get(url("clients")).context["rows"]
     assert (row.identity.user, row.outcome.policy, row.refused_today, row.percent) == (alice, "page", 2, 100)
     page = admin_client.get(url("identity", id=str(alice.pk)))
-    (refusal, explanation), _ = page.context["refusals"]
-    assert refusal.path == "/page/"
+    ((group, explanation),) = page.context["refusals"]
+    assert (group.path, group.number) == ("/page/", 2)
     assert "3 of 3" in explanation
     assert "GET /page/" in explanation
     assert html.escape(explanation) in page.content.decode()
@@ -403,6 +403,18 @@ class TestRefusals:
         ):
             assert admin_client.get(url("refusals", **query)).context["found"] == number
 
+    def test_refusals_are_grouped_with_address_and_class_of_user_agent(self, admin_client, alice):
+        browser = Client(REMOTE_ADDR="198.51.100.7", HTTP_USER_AGENT="curl/8.5.0")
+        browser.force_login(alice)
+        assert [browser.get("/page/").status_code for _ in range(3)] == [429] * 3
+        background.run(20)
+        page = admin_client.get(url("refusals"))
+        shown = [(group.number, group.latest.address, str(group.agent)) for group, _ in page.context["groups"]]
+        assert shown == [(3, "198.51.100.7", "program"), (2, "127.0.0.1", "no user agent")]
+        assert page.context["found"] == 5
+        for text in ("3 times since", "198.51.100.7", "program"):
+            assert text in page.content.decode()
+
     def test_csv_export_is_filtered_too(self, admin_client, alice):
         response = admin_client.get(url("refusals_csv", policy="page"))
         lines = list(csv.reader(response.content.decode().splitlines()))
@@ -439,10 +451,11 @@ def test_the_shadow_page_shows_what_would_be_refused(admin_client, alice, settin
     )
     request_as(alice, 3)
     background.run(20)
-    (summary,) = admin_client.get(url("shadow")).context["summaries"]
-    assert (summary["day_allowed"], summary["day_shadowed"]) == (1, 2)
-    assert round(summary["share"]) == 67
-    assert [(label.user, number) for label, number in summary["identities"]] == [(alice, 2)]
+    ((row, _, identities),) = admin_client.get(url("shadow")).context["rows"]
+    assert (row.policy, row.counts.allowed, row.counts.over, identities) == ("trial", 1, 2, 1)
+    assert round(row.share) == 67
+    context = admin_client.get(url("policy", policy="trial")).context
+    assert [(label.user, number) for label, number in context["identities"]] == [(alice, 2)]
 
 
 @pytest.mark.parametrize("name", [*PAGES, "identity", "refusals_csv"])
@@ -477,18 +490,52 @@ def test_an_override_is_kept_while_redis_is_unavailable(admin_client):
     assert Override.objects.active().count() == 1
 
 
-def test_the_overview_shows_policies_refusals_and_the_server(admin_client, alice):
+@pytest.mark.parametrize("span", ["hour", "day", "week", "", "nonsense"])
+def test_the_overview_shows_the_site_what_was_refused_most_the_policies_and_the_server(admin_client, alice, span):
     request_as(alice, 5)
     background.run(20)
-    context = admin_client.get(url("changelist")).context
-    summary = next(each for each in context["summaries"] if each["policy"] == "page")
-    assert (summary["hour_allowed"], summary["hour_refused"]) == (3, 2)
-    assert "<svg" in summary["hour_chart"]
-    assert [(label.user, number) for label, number in context["top"]] == [(alice, 2)]
-    assert context["top_paths"] == [("/page/", 2)]
-    assert (context["hour_total"], context["hour_refused"]) == (5, 2)
+    context = admin_client.get(url("changelist", span=span)).context
+    assert "<svg" in context["chart"]
+    assert (context["total"].total, context["total"].refused) == (5, 2)
+    assert (context["hour"].total, context["hour"].refused) == (5, 2)
+    assert [(label.user, number) for label, number in context["identities"]] == [(alice, 2)]
+    assert context["paths"] == [("/page/", 2)]
+    row, sparkline = next(each for each in context["rows"] if each[0].policy == "page")
+    assert (row.counts.allowed, row.counts.refused, row.share) == (3, 2, 40)
+    assert "<svg" in sparkline
     assert context["server"].latency_ms < 1000
     assert any(loaded for _, loaded in context["server"].scripts)
+
+
+def test_policies_are_in_a_stable_order_sorted_and_filtered(admin_client, alice, configure):
+    configure(POLICIES={f"p{i:03}": {"rate": f"{i}/h"} for i in range(1, 200)})
+    request_as(alice, 5)
+    background.run(20)
+
+    def names(**query):
+        return [row.policy.name for row, _ in admin_client.get(url("changelist", **query)).context["rows"]]
+
+    assert names() == sorted(names())
+    assert len(names()) >= 200
+    assert names(sort="refused")[0] == "page"
+    assert names(sort="-refused")[-1] == "page"
+    assert names(sort="rate", q="P00")[:2] == ["p001", "p002"]
+    assert names(sort="nonsense") == names()
+    assert names(q="P19") == [f"p19{i}" for i in range(10)]
+    assert names(q="<script>") == []
+
+
+def test_a_policy_has_a_page_with_its_numbers(admin_client, alice):
+    request_as(alice, 5)
+    background.run(20)
+    context = admin_client.get(url("policy", policy="page")).context
+    assert {label: (counts.allowed, counts.refused) for label, counts in context["counts"]} == dict.fromkeys(
+        ["this minute", "last hour", "last day", "last week"], (3, 2)
+    ) or context["counts"][1][1].refused == 2  # a minute may have ended meanwhile
+    assert [(label.user, number) for label, number in context["identities"]] == [(alice, 2)]
+    response = admin_client.get(url("policy", policy="<nonsense>"))
+    assert response.status_code == 302
+    assert admin_client.get(response.url).context["rows"] == []
 
 
 def test_a_primary_key_is_the_identity_of_a_user(alice):

@@ -144,7 +144,7 @@ class TestOverview:
     def test_the_site_has_a_series_of_its_own(self, span, points):
         check("alice", Policy("p", "1/m"), cost=2)
         recorder.flush()
-        series = panel.site_series(span)
+        series = panel.series(span)
         assert len(series) == points
         assert panel.total(series).refused == 1
 

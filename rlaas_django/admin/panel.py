@@ -85,15 +85,15 @@ def policy_table(span: str) -> list[PolicyRow]:
     Two round trips, and at most eight keys per policy.
     """
     every, days = policies(), 7 if span == "week" else 1
-    series = reader.minutes(every, hours=1) if span == "hour" else reader.hours(every, days)
-    return [PolicyRow(every[name], series[name]) for name in sorted(every)]
+    found = reader.minutes(every, hours=1) if span == "hour" else reader.hours(every, days)
+    return [PolicyRow(every[name], found[name]) for name in sorted(every)]
 
 
-def site_series(span: str) -> list[Counts]:
-    """Return what was decided on the whole site in the last hour or day by minute, or in the last week by hour."""
+def series(span: str, name: str = schema.SITE) -> list[Counts]:
+    """Return what was decided on the site, or under one policy, in the last hour or day by minute, or week by hour."""
     if span == "week":
-        return reader.hours([schema.SITE])[schema.SITE]
-    return reader.minutes([schema.SITE], hours=24 if span == "day" else 1)[schema.SITE]
+        return reader.hours([name])[name]
+    return reader.minutes([name], hours=24 if span == "day" else 1)[name]
 
 
 def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:

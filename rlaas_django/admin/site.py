@@ -25,8 +25,8 @@ from django.views.decorators.http import require_POST
 from .. import backend
 from ..core.keys import EncodedIdentity, encode
 from ..models import Override, RateLimit
-from . import actions, pages, panel
-from .text import is_encoded
+from . import actions, pages, panel, policy_pages, refusal_log
+from .text import is_encoded, sees_users
 
 View = Callable[..., HttpResponseBase]
 
@@ -43,12 +43,13 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def get_urls(self) -> list[URLPattern]:
         """Return the URLs of the panel, named `admin:rlaas_django_ratelimit_<name>`."""
         views: list[tuple[str, str, View]] = [
-            ("", "changelist", self._page("overview", pages.overview)),
+            ("", "changelist", self._page("overview", policy_pages.overview)),
+            ("policy/", "policy", self.policy),
             ("clients/", "clients", self._page("clients", pages.clients)),
             ("identity/", "identity", self.identity),
-            ("refusals/", "refusals", self._page("refusals", pages.refusal_log)),
+            ("refusals/", "refusals", self._page("refusals", refusal_log.page)),
             ("refusals.csv", "refusals_csv", self.refusals_csv),
-            ("shadow/", "shadow", self._page("shadow", pages.shadow)),
+            ("shadow/", "shadow", self._page("shadow", policy_pages.shadow)),
             ("overrides/", "overrides", self._page("overrides", pages.overrides)),
             ("act/", "act", require_POST(self.act)),
             ("end/", "end", require_POST(self.end)),
@@ -74,6 +75,13 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
         return self.admin_site.admin_view(update_wrapper(wrapped, view))
 
+    def policy(self, request: HttpRequest) -> HttpResponse:
+        """Show one policy; an unknown name is searched for in the overview."""
+        context = policy_pages.policy(request)
+        if context is None:
+            return self._redirect("changelist", q=request.GET.get("policy", ""))
+        return self._render(request, "policy", context)
+
     def identity(self, request: HttpRequest, form: actions.ActionForm | None = None) -> HttpResponse:
         """Show one identity; any other text in its place is searched for."""
         encoded = EncodedIdentity(request.GET.get("id") or request.POST.get("identity", ""))
@@ -86,7 +94,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Download the refusal log, filtered like the page."""
         headers = {"Content-Disposition": 'attachment; filename="refusals.csv"'}
         response = HttpResponse(content_type="text/csv; charset=utf-8", headers=headers)
-        pages.write_csv(response, request)
+        refusal_log.write_csv(response, request)
         return response
 
     def change(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -146,7 +154,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 "page": name,
                 "live_url": request.get_full_path() if request.method == "GET" else "",
                 "can_change": self.has_change_permission(request),
-                "sees_users": pages.sees_users(request),
+                "sees_users": sees_users(request),
                 "user_page": self._user_page(request),
                 **context,
             },

@@ -6,11 +6,12 @@ import math
 import re
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from django.contrib.auth import get_user_model
+from django.contrib.auth import get_permission_codename, get_user_model
 from django.core.exceptions import ValidationError
 from django.db.models import Q
+from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.formats import number_format
 from django.utils.translation import gettext, pgettext
@@ -73,6 +74,13 @@ def describe(identities: Iterable[str]) -> dict[str, IdentityLabel]:
         each: IdentityLabel(EncodedIdentity(each), kind, text, users.get(keys.get(each)))
         for each, (kind, text) in decoded.items()
     }
+
+
+def sees_users(request: HttpRequest) -> bool:
+    """Return whether staff may see the names and e-mail addresses of users, and find users by them."""
+    options, user = get_user_model()._meta, cast("Any", request.user)
+    names = [get_permission_codename(verb, options) for verb in ("view", "change")]
+    return any(user.has_perm(f"{options.app_label}.{name}") for name in names)
 
 
 def search(text: str, *, by_email: bool) -> list[EncodedIdentity]:

@@ -30,6 +30,7 @@ urlpatterns = [
     path("favicon.ico", lambda request: HttpResponse(status=204)),
     path("admin/", site.urls),
     path("checkout/", rate_limit("5/h", group="checkout")(ok)),
+    path("long/", rate_limit("5/h", group="example_project.views.sliding_window_compact")(ok)),
     path("login/", rate_limit("login")(ok)),
     path("search/", rate_limit("search", "trial")(ok)),
 ]

@@ -64,7 +64,7 @@ class TestOperator:
         page.click("input[type=submit]")
         page.locator("#content").get_by_role("link", name="Rate limits").last.click()
         expect(page).to_have_title(re.compile("^Rate limits"))
-        expect(page.get_by_text("No requests in the last day")).to_be_visible()
+        expect(page.get_by_text("No requests in this time")).to_be_visible()
 
         # A user's count rises as requests are made.
         page.get_by_role("navigation", name="Rate limits").get_by_role("link", name="Clients").click()
@@ -192,13 +192,13 @@ class TestLiveRefresh:
     def test_open_details_and_focus_survive_a_refresh(self, open_page, users):
         send(users["carol"])
         page = open_page(users["operator"])
-        card = page.get_by_role("article", name="checkout")
-        card.get_by_text("Show as table").click()
-        link = card.get_by_role("link", name="Refusals")
+        page.get_by_text("Show as table").click()
+        link = page.get_by_role("table", name="Policies").get_by_role("link", name="checkout", exact=True)
         link.focus()
         send(users["carol"], times=3)
-        expect(card.locator("[data-count]").nth(1)).to_have_text("4")  # of the hour: a minute may end meanwhile
-        expect(card.locator("details")).to_have_attribute("open", "")
+        counts = page.get_by_role("table", name="Policies").locator("tr", has_text="checkout").locator("[data-count]")
+        expect(counts.first).to_have_text("4")
+        expect(page.locator("details", has_text="Show as table")).to_have_attribute("open", "")
         expect(link).to_be_focused()
 
     def test_focus_follows_a_row_that_moves(self, open_page, users):
@@ -401,10 +401,11 @@ class TestSearch:
         send(users["carol"], times=7)
         send(None, "/login/", times=8)
         page = open_page(users["operator"], f"{PANEL}refusals/")
-        expect(page.locator("#content tbody tr")).to_have_count(5)
+        expect(page.locator("#content tbody tr")).to_have_count(2)
+        expect(page.locator("#content tbody")).to_contain_text("3 times since")
         page.get_by_label("Identity").fill("carol@example.com")
         page.get_by_role("button", name="Show").click()
-        expect(page.locator("#content tbody tr")).to_have_count(2)
+        expect(page.locator("#content tbody tr")).to_have_count(1)
         with page.expect_download() as download:
             page.get_by_role("link", name="Export as CSV").click()
         assert len(download.value.path().read_text().splitlines()) == 3
@@ -412,22 +413,28 @@ class TestSearch:
         page.get_by_role("button", name="Show").click()
         expect(page.get_by_text("No matching refusals")).to_be_visible()
 
-    def test_the_overview_links_to_the_users_of_a_policy(self, open_page, users):
+    def test_from_the_overview_to_a_policy_and_to_its_clients(self, open_page, users):
         send(users["carol"], times=7)
         page = open_page(users["operator"])
-        card = page.get_by_role("article", name="checkout")
-        expect(card.locator("tr", has_text="refused").locator("td").first).to_have_text("2")
-        expect(page.get_by_role("table", name="Most refused today").locator("tbody tr")).to_have_count(1)
-        card.get_by_role("link", name="Clients").click()
+        for name in ("identities", "paths"):
+            table = page.get_by_role("table", name=f"Most refused {name} today")
+            expect(table.locator("tbody tr")).to_have_count(1)
+            expect(table.locator("td")).to_have_text("2")
+        page.get_by_role("table", name="Policies").get_by_role("link", name="checkout", exact=True).click()
+        hour = page.get_by_role("table", name="Requests under checkout").locator("tr", has_text="last hour")
+        expect(hour.locator("td")).to_have_text(["5", "2", "0", "0", "0"])
+        page.locator("#content").get_by_role("link", name="Clients").last.click()
         expect(page.get_by_label("Policy")).to_have_value("checkout")
         expect(row(page, "carol")).to_have_count(1)
 
     def test_the_shadow_page_shows_what_would_be_refused(self, open_page, users):
         assert send(users["carol"], "/search/", times=5) == [200] * 5
         page = open_page(users["operator"], f"{PANEL}shadow/")
-        card = page.get_by_role("article", name="trial")
-        expect(card.locator(".rlaas-metrics dd")).to_have_text(["2", "40.0 %", "1"])
-        expect(card).to_contain_text("To enforce it, remove shadow=True from the policy.")
+        table = page.get_by_role("table", name="Shadow policies")
+        expect(table.locator("tbody td")).to_have_text(["3/h", "5", "2", "40 %", "1"])
+        expect(page.locator("#content")).to_contain_text("To enforce a policy, remove shadow=True from it.")
+        table.get_by_role("link", name="trial").click()
+        expect(page.get_by_role("table", name="Most refused identities today")).to_contain_text("carol")
 
 
 class TestUserChangePage:
@@ -491,11 +498,11 @@ class TestAppearance:
     def test_the_theme_toggle_of_the_admin_applies(self, open_page, users):
         send(users["carol"], times=7)
         page = open_page(users["operator"], reduced_motion="reduce")  # a transition would be measured halfway
-        card = page.get_by_role("article", name="checkout")
-        shades = [card.evaluate("(card) => getComputedStyle(card).backgroundColor")]
+        bar = page.locator(".rlaas-chart .rlaas-refused")
+        shades = [bar.evaluate("(bar) => getComputedStyle(bar).fill")]
         page.get_by_role("button", name="Toggle theme").click()
         expect(page.locator("html")).to_have_attribute("data-theme", "dark")
-        shades.append(card.evaluate("(card) => getComputedStyle(card).backgroundColor"))
+        shades.append(bar.evaluate("(bar) => getComputedStyle(bar).fill"))
         assert len(set(shades)) == 2
         contrast, text = page.evaluate(CONTRAST.replace("body *", "#content *"))
         assert contrast >= 4.5, text
@@ -528,7 +535,7 @@ class TestAppearance:
         crowd(20)
         Override.set(str(users["carol"].pk), "", "block", _tomorrow(), by="somebody", reason="because")
         page = open_page(users["operator"])
-        for path in [*PAGES.values(), f"identity/?id={users['carol'].pk}"]:
+        for path in [*PAGES.values(), f"identity/?id={users['carol'].pk}", "policy/?policy=checkout"]:
             page.goto(PANEL + path)
             nameless = page.evaluate(
                 """() => [
@@ -565,6 +572,8 @@ class TestAppearance:
             Override.set("ip=198.51.100.20", "", "block", _tomorrow(), by=operator, reason="scraping the price list")
             pages["search"] = "clients/?q=carol%40example"
             pages["identity"] = f"identity/?id={carol.pk}"
+            pages["policy"] = "policy/?policy=checkout"
+            pages["week"] = "?span=week"
         else:
             pages["identity"] = "identity/?id=ip%3D203.0.113.9"
             pages["nobody"] = "clients/?q=nobody"

@@ -166,15 +166,15 @@
     document.addEventListener("visibilitychange", () => schedule(0));
 
     // A form with data-live-filter filters while one types: the URL has its fields, and the next refresh shows the result.
-    for (const form of document.querySelectorAll("form[data-live-filter]")) {
-      form.addEventListener("input", () => {
-        const url = `?${new URLSearchParams([...new FormData(form)].filter(([, value]) => value !== ""))}`;
-        live.dataset.liveUrl = url;
-        history.replaceState(null, "", url);
-        changed = true;
-        schedule(TYPING_PAUSE);
-      });
-    }
+    document.addEventListener("input", (event) => {
+      const form = event.target.closest("form[data-live-filter]");
+      if (!form) return;
+      const url = `?${new URLSearchParams([...new FormData(form)].filter(([, value]) => value !== ""))}`;
+      live.dataset.liveUrl = url;
+      history.replaceState(null, "", url);
+      changed = true;
+      schedule(TYPING_PAUSE);
+    });
 
     let startPaused = false;
     try {

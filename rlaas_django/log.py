@@ -9,6 +9,7 @@ from typing import Any
 
 from . import conf
 from .core import process
+from .core.decision import Outcome
 
 logger = logging.getLogger("rlaas_django")
 
@@ -21,6 +22,17 @@ def warning(message: str, *args: Any) -> None:
 def error(message: str, *args: Any) -> None:
     if admits(logging.ERROR):
         logger.error(message, *args)
+
+
+def refusal(outcome: Outcome, method: str, path: str, *, block: bool) -> bool:
+    """Log a refusal; return whether its line was suppressed."""
+    if not admits(logging.WARNING):
+        return logger.isEnabledFor(logging.WARNING)
+    refused = "would be refused" if outcome.policy.shadow else "refused" if block else "over the limit"
+    figures = outcome.policy, outcome.identity, outcome.current_count, outcome.limit, outcome.retry_after
+    line = "%s policy=%s identity=%s count=%d/%d retry_after=%.3f %s %s"
+    logger.warning(line, refused, *figures, escaped(method), escaped(path))
+    return False
 
 
 def escaped(text: str) -> str:

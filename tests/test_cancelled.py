@@ -17,7 +17,7 @@ from rlaas_django import Policy, acheck, apeek, arefund, check, rate_limit
 from rlaas_django.middleware import RateLimitMiddleware
 from rlaas_django.signals import backend_failed, rate_limited
 from tests.cancellation import MOMENTS, assert_soon_charged, cancelled
-from tests.internals import YEAR
+from tests.internals import YEAR, acheck_each, check_plan
 
 SITE, OWN = Policy("site", (1000, YEAR), key="global"), Policy("own", (2, YEAR), key="ip")
 CLIENT = {"global": "", "ip": "127.0.0.1"}
@@ -125,6 +125,15 @@ async def test_a_cancelled_check_is_refunded(client, algo):
     policy = Policy("p", (1000, YEAR), key="ip", algo=algo)
     async for when in each_wait(client, lambda: acheck(CLIENT, policy, cost=3)):
         await assert_charged(policy, 0, when)
+
+
+async def test_a_cancelled_batch_is_refunded(client):
+    def make():
+        return acheck_each([check_plan(CLIENT, policy, 1) for policy in (SITE, OWN)])
+
+    async for when in each_wait(client, make):
+        await assert_charged(SITE, 0, when)
+        await assert_charged(OWN, 0, when)
 
 
 async def test_a_cancelled_check_is_refunded_where_the_script_was_not_loaded(client):

@@ -80,7 +80,14 @@ def execute_each(where: Topology, calls: Sequence[Call]) -> list[Any]:
 
 async def aexecute_each(where: Topology, calls: Sequence[Call]) -> list[Any]:
     """As `execute_each`, without blocking the event loop; the multiplexer sends together what comes together."""
-    replies = await asyncio.gather(*[aexecute(where, call) for call in calls], return_exceptions=True)
+    tasks = [asyncio.ensure_future(aexecute(where, call)) for call in calls]
+    try:
+        replies = await asyncio.gather(*tasks, return_exceptions=True)
+    except asyncio.CancelledError:
+        for call, task in zip(calls, tasks, strict=True):
+            if task.done() and not task.cancelled() and task.exception() is None:  # others are cancelled with us
+                call.abandon(task.result())
+        raise
     for reply in replies:
         if isinstance(reply, BaseException) and not isinstance(reply, UnavailableError):
             raise reply

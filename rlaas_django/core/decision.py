@@ -38,7 +38,7 @@ class Decision:
 
     __slots__ = (
         *("allowed", "policy", "limit", "current_count", "remaining", "retry_after", "reset_after", "ttl", "degraded"),
-        *("outcomes", "receipts", "source", "latency"),
+        *("outcomes", "receipts", "latency"),
     )
 
     allowed: bool
@@ -50,27 +50,16 @@ class Decision:
     reset_after: float  # seconds until the quota is whole again
     ttl: int  # seconds: the window size, and for the fixed window what is left of it, rounded up
     degraded: bool  # whether a policy was decided without Redis
-    outcomes: tuple[Outcome, ...]  # the result of each policy; of a script's reply made when it is first read
+    outcomes: tuple[Outcome, ...]  # the result of each policy
     receipts: list[Any]  # what `refund` needs; popped from here, so that it is refunded once
-    source: tuple[Any, list[Any]]  # the check and the script's reply, from which the outcomes are made
     latency: float | None  # seconds that the call to Redis took; None unless an observer wants it measured
 
     def __init__(self, allowed: bool, outcomes: tuple[Outcome, ...], receipts: list[Any] | None = None) -> None:
         self.allowed, self.outcomes, self.receipts = allowed, outcomes, [] if receipts is None else receipts
         figures = outcomes[0] if len(outcomes) == 1 else strictest(outcomes)
         self.policy, _, _, self.limit, self.current_count, self.remaining, wait, self.reset_after, self.ttl, _ = figures
-        self.retry_after = 0.0 if allowed else wait
+        self.retry_after, self.latency = 0.0 if allowed else wait, None
         self.degraded = outcomes[0].degraded if len(outcomes) == 1 else any(each.degraded for each in outcomes)
-
-    def __getattr__(self, name: str) -> Any:
-        """Make the outcomes of a script's reply, which a check in code may never read."""
-        if name == "latency":
-            return None
-        if name != "outcomes":
-            raise AttributeError(name)
-        check, reply = self.source
-        self.outcomes = check.outcomes(reply)
-        return self.outcomes
 
     @property
     def unavailable(self) -> bool:

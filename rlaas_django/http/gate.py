@@ -7,7 +7,6 @@ that several of them name is charged once, and a refusal refunds what limits bef
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -16,111 +15,17 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.functional import SimpleLazyObject
 
-from .. import conf, limiter, log, signals
+from .. import conf, limiter, signals
 from ..backend import UnavailableError
-from ..core import observers
-from ..core.decision import Decision, Outcome, combine, strictest
-from ..core.observers import MAX_METHOD, MAX_TEXT, REQUEST, Observation
+from ..core.decision import Decision, combine
 from ..limiter.compiled import CompiledPolicySet, compile_policies
 from . import responses
-from .identity import RequestIdentity, client_address
+from .identity import RequestIdentity
 from .limits import Limits, Prepared, with_fixed_rates
+from .request_state import STATE, RequestState
 from .site_functions import call_cost, is_charged
 
 Resolved = tuple[RequestIdentity, CompiledPolicySet | None, int]
-
-STATE = "_rate_limit_state"  # the attribute of a request with what was decided about it
-
-
-class RequestState:
-    """What was decided about a request so far."""
-
-    __slots__ = (
-        *("_requests", "checked", "decision", "depth", "exceeded", "log_suppressed"),
-        *("observed", "outcomes", "refusal", "view_reached"),
-    )
-
-    def __init__(self, request: HttpRequest) -> None:
-        self._requests: list[Any] = [request]  # Django REST framework wraps the request in one of its own
-        self.checked: list[tuple[Decision, int]] = []  # with the cost
-        self.outcomes: dict[str, Outcome] = {}  # by policy
-        self.decision: Decision | None = None  # of all policies
-        self.refusal: Decision | None = None  # of the limits that refused the request
-        self.exceeded = False  # whether it is over a limit, refused or not
-        self.depth = 0  # how many limits, one inside the other, the request is within
-        self.observed = 0  # of `checked`
-        self.log_suppressed = self.view_reached = False
-        setattr(request, STATE, self)
-
-    def add_request(self, request: HttpRequest) -> None:
-        if all(each is not request for each in self._requests):
-            self._requests.append(request)
-
-    def annotate(self, decision: Decision | None) -> None:
-        """Let views read the decision as `request.rate_limit`."""
-        for request in self._requests:
-            request.rate_limit = decision
-
-    def record(self, decision: Decision, cost: int, *, block: bool) -> bool:
-        """Keep a decision; return whether a policy refused, or a shadow policy would have."""
-        request, refusing = self._requests[-1], []
-        for outcome in decision.outcomes:
-            self.outcomes[outcome.policy.name] = outcome
-            if not outcome.allowed and not outcome.failed_closed:
-                refusing.append(outcome)
-        self.checked.append((decision, cost))
-        self.decision = decision if len(self.checked) == 1 else combine(self.outcomes.values())
-        for each in self._requests:
-            each.rate_limit = self.decision
-        self.exceeded = self.exceeded or bool(refusing)
-        if block and not decision.allowed:
-            self.refusal = decision
-        if refusing and log.admits(logging.WARNING):
-            _log(request, strictest(refusing), block)
-        elif refusing:
-            self.log_suppressed = log.logger.isEnabledFor(logging.WARNING)
-        return bool(refusing)
-
-    def refund_cancelled(self) -> None:
-        """Refund what a cancelled request was charged, unless its view has begun."""
-        if not self.view_reached:
-            for decision, _ in self.checked:
-                limiter.refund_later(decision.receipts)
-
-    def refunded(self, decision: Decision, cost: int) -> None:
-        """Update the figures that a client sees."""
-        for outcome in decision.outcomes:
-            if outcome.allowed:
-                remaining = min(outcome.limit, outcome.remaining + cost)
-                self.outcomes[outcome.policy.name] = outcome._replace(remaining=remaining)
-        self.decision = combine(self.outcomes.values())
-        self.annotate(self.decision)
-
-    def leave(self) -> None:
-        """Have the request observed, once its outermost limits are left."""
-        self.depth -= 1
-        if self.depth or self.observed == len(self.checked) or not observers.observers:
-            return
-        request, decision, exceeded = self._requests[0], self.decision, self.exceeded
-        latencies: tuple[float, ...] = ()
-        if self.observed:  # limits one after the other, such as of the resolvers of a GraphQL request
-            decision = combine(outcome for each, _ in self.checked[self.observed :] for outcome in each.outcomes)
-        if observers.measures_latency:
-            latencies = tuple([each.latency for each, _ in self.checked[self.observed :] if each.latency is not None])
-        observation = Observation(
-            decision,  # type: ignore[arg-type]  # there is one, as something was checked
-            self.refusal,
-            REQUEST,
-            (request.method or "")[:MAX_METHOD],  # the client chooses both, and they stay in memory
-            request.path[:MAX_TEXT],
-            client_address(request) if exceeded else "",
-            request.headers.get("User-Agent", "")[:MAX_TEXT] if exceeded else "",
-            latencies,
-            is_continued=self.observed > 0,
-        )
-        self.observed = len(self.checked)
-        for observer in observers.observers:
-            observer(observation)
 
 
 class Gate:
@@ -214,17 +119,16 @@ def enter(
         refusal = None if decided is not None and decided.allowed else gate.refusal()
         if refusal is not None:
             return _refuse(gate, refusal)
-        try:
-            response = view(*args, **kwargs)
-        except Exception:
-            if not limits.charge_on_error and gate.decision is not None:
-                _refund(gate, [(gate.decision, cost)])
-            raise
+        response = view(*args, **kwargs)
         if isinstance(response, HttpResponseBase):  # otherwise Django tells the view's author
             if limits.charge_when is not None and gate.decision is not None:
                 _refund(gate, gate.uncharged(response, cost))
             responses.add_headers(response, gate.state.decision)
         return response
+    except Exception:
+        if not limits.charge_on_error and gate.decision is not None:
+            _refund(gate, [(gate.decision, cost)])
+        raise
     finally:
         gate.state.leave()
 
@@ -237,31 +141,30 @@ async def aenter(
     gate.state.depth += 1
     gate.state.view_reached = False  # other limits before these may have called us as their view
     try:
-        try:
-            if gate.prepared is not None:
-                identity, policy_set, cost = await _aresolve(gate, gate.prepared)
-                if policy_set is not None:
-                    gate.decision = await limiter.adecide(identity, policy_set, cost)
-                    if gate.state.record(gate.decision, cost, block=limits.block):
-                        await signals.asend(signals.rate_limited, request=request, decision=gate.decision)
-            decided = gate.state.decision
-            refusal = None if decided is not None and decided.allowed else gate.refusal()
-            if refusal is not None:
-                return await _arefuse(gate, refusal)
-            gate.state.view_reached = limits.before_view
-            response = await view(*args, **kwargs)
-        except asyncio.CancelledError:
-            gate.state.refund_cancelled()
-            raise
-        except Exception:
-            if not limits.charge_on_error and gate.decision is not None:
-                await _arefund(gate, [(gate.decision, cost)])
-            raise
+        if gate.prepared is not None:
+            identity, policy_set, cost = await _aresolve(gate, gate.prepared)
+            if policy_set is not None:
+                gate.decision = await limiter.adecide(identity, policy_set, cost)
+                if gate.state.record(gate.decision, cost, block=limits.block):
+                    await signals.asend(signals.rate_limited, request=request, decision=gate.decision)
+        decided = gate.state.decision
+        refusal = None if decided is not None and decided.allowed else gate.refusal()
+        if refusal is not None:
+            return await _arefuse(gate, refusal)
+        gate.state.view_reached = limits.before_view
+        response = await view(*args, **kwargs)
         if isinstance(response, HttpResponseBase):
             if limits.charge_when is not None and gate.decision is not None:
                 await _arefund(gate, gate.uncharged(response, cost))
             responses.add_headers(response, gate.state.decision)
         return response
+    except asyncio.CancelledError:
+        gate.state.refund_cancelled()
+        raise
+    except Exception:
+        if not limits.charge_on_error and gate.decision is not None:
+            await _arefund(gate, [(gate.decision, cost)])
+        raise
     finally:
         gate.state.leave()
 
@@ -305,10 +208,3 @@ async def _arefund(gate: Gate, charges: list[tuple[Decision, int]]) -> None:
         with suppress(UnavailableError):
             if await limiter.arefund(decision):
                 gate.state.refunded(decision, cost)
-
-
-def _log(request: HttpRequest, outcome: Outcome, block: bool) -> None:
-    refused = "would be refused" if outcome.policy.shadow else "refused" if block else "over the limit"
-    figures = outcome.policy, outcome.identity, outcome.current_count, outcome.limit, outcome.retry_after
-    asked = log.escaped(request.method or ""), log.escaped(request.path)
-    log.logger.warning("%s policy=%s identity=%s count=%d/%d retry_after=%.3f %s %s", refused, *figures, *asked)

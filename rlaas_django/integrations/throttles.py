@@ -12,8 +12,9 @@ from ..core.decision import Decision, combine
 from ..core.keys import EncodedIdentity, encode_name
 from ..core.policy import DEFAULT, SLIDING_WINDOW_COMPACT, Policy, Rate
 from ..core.registry import Limits as LimitsInUse
-from ..http.gate import STATE, Gate, RequestState
+from ..http.gate import Gate
 from ..http.limits import Limits
+from ..http.request_state import STATE, RequestState
 from ..http.view_names import policy_name
 from ..limiter.compiled import Check, plan
 

@@ -133,6 +133,8 @@ async def acheck_each(checks: Sequence[Check]) -> list[Decision]:
     """As `check_each`, natively async."""
     started, decisions = monotonic(), [_decided_without_redis(check) for check in checks]
     pending = [i for i, check in enumerate(checks) if decisions[i] is None and check.in_one_slot]
+    for check in checks:
+        check.on_abandoned = refund_abandoned if check.charge else None
     calls = [checks[i].policy_set.call(checks[i]) for i in pending]
     for i, result in zip(pending, await backend.aexecute_each(backend.topology(), calls), strict=True):
         decisions[i] = _settle(checks[i], result, started)

@@ -168,7 +168,7 @@ class Check(Call):
 
     def read(self, reply: Any) -> Decision:
         """Return the decision that a script's reply means."""
-        policy_set, source, decision = self.policy_set, (self, reply), Decision.__new__(Decision)
+        policy_set, source, decision = self.policy_set, (self, reply), ReadDecision.__new__(ReadDecision)
         try:
             if type(reply) is not list or len(reply) != REPLY_SIZE * len(self.identities) + 1:
                 raise UnexpectedReplyError(reply)
@@ -185,7 +185,7 @@ class Check(Call):
         decision.retry_after = 0.0 if allowed else wait / 1000 if wait >= 0 else math.inf
         decision.reset_after = reset_after / 1000
         decision.ttl = policy_set.ttls[row] or _left_of_window(decision.policy, reply[0])
-        decision.degraded, decision.source = False, source
+        decision.degraded, decision.latency, decision.source = False, None, source
         decision.receipts = [source] if allowed and self.charge else []
         return decision
 
@@ -226,6 +226,20 @@ class Check(Call):
                 keys.append(key)
                 words += (*arguments.with_limit(limit), charged_at)
         return keys, words
+
+
+class ReadDecision(Decision):
+    """The decision of a script's reply, whose outcomes are made when they are read: a check in code may never do it."""
+
+    __slots__ = ("source",)
+    source: tuple[Check, list[Any]]
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "outcomes":
+            raise AttributeError(name)
+        check, reply = self.source
+        self.outcomes = check.outcomes(reply)
+        return self.outcomes
 
 
 def refund_call(keys: Sequence[str], words: Sequence[Any]) -> Call:

@@ -1,0 +1,104 @@
+"""What was decided about a request so far, by all of its limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+
+from .. import limiter, log
+from ..core import observers
+from ..core.decision import Decision, Outcome, combine, strictest
+from ..core.observers import MAX_METHOD, MAX_TEXT, REQUEST, Observation
+from .identity import client_address
+
+STATE = "_rate_limit_state"  # the attribute of a request with what was decided about it
+
+
+class RequestState:
+    """What was decided about a request so far."""
+
+    __slots__ = (
+        *("_requests", "checked", "decision", "depth", "exceeded", "log_suppressed"),
+        *("observed", "outcomes", "refusal", "view_reached"),
+    )
+
+    def __init__(self, request: HttpRequest) -> None:
+        self._requests: list[Any] = [request]  # Django REST framework wraps the request in one of its own
+        self.checked: list[tuple[Decision, int]] = []  # with the cost
+        self.outcomes: dict[str, Outcome] = {}  # by policy
+        self.decision: Decision | None = None  # of all policies
+        self.refusal: Decision | None = None  # of the limits that refused the request
+        self.exceeded = False  # whether it is over a limit, refused or not
+        self.depth = 0  # how many limits, one inside the other, the request is within
+        self.observed = 0  # of `checked`
+        self.log_suppressed = self.view_reached = False
+        setattr(request, STATE, self)
+
+    def add_request(self, request: HttpRequest) -> None:
+        if all(each is not request for each in self._requests):
+            self._requests.append(request)
+
+    def annotate(self, decision: Decision | None) -> None:
+        """Let views read the decision as `request.rate_limit`."""
+        for request in self._requests:
+            request.rate_limit = decision
+
+    def record(self, decision: Decision, cost: int, *, block: bool) -> bool:
+        """Keep a decision; return whether a policy refused, or a shadow policy would have."""
+        request, refusing = self._requests[-1], []
+        for outcome in decision.outcomes:
+            self.outcomes[outcome.policy.name] = outcome
+            if not outcome.allowed and not outcome.failed_closed:
+                refusing.append(outcome)
+        self.checked.append((decision, cost))
+        self.decision = decision if len(self.checked) == 1 else combine(self.outcomes.values())
+        for each in self._requests:
+            each.rate_limit = self.decision
+        self.exceeded = self.exceeded or bool(refusing)
+        if block and not decision.allowed:
+            self.refusal = decision
+        if refusing:
+            self.log_suppressed = log.refusal(strictest(refusing), request.method or "", request.path, block=block)
+        return bool(refusing)
+
+    def refund_cancelled(self) -> None:
+        """Refund what a cancelled request was charged, unless its view has begun."""
+        if not self.view_reached:
+            for decision, _ in self.checked:
+                limiter.refund_later(decision.receipts)
+
+    def refunded(self, decision: Decision, cost: int) -> None:
+        """Update the figures that a client sees."""
+        for outcome in decision.outcomes:
+            if outcome.allowed:
+                remaining = min(outcome.limit, outcome.remaining + cost)
+                self.outcomes[outcome.policy.name] = outcome._replace(remaining=remaining)
+        self.decision = combine(self.outcomes.values())
+        self.annotate(self.decision)
+
+    def leave(self) -> None:
+        """Have the request observed, once its outermost limits are left."""
+        self.depth -= 1
+        if self.depth or self.observed == len(self.checked) or not observers.observers:
+            return
+        request, decision, exceeded = self._requests[0], self.decision, self.exceeded
+        latencies: tuple[float, ...] = ()
+        if self.observed:  # limits one after the other, such as of the resolvers of a GraphQL request
+            decision = combine(outcome for each, _ in self.checked[self.observed :] for outcome in each.outcomes)
+        if observers.measures_latency:
+            latencies = tuple([each.latency for each, _ in self.checked[self.observed :] if each.latency is not None])
+        observation = Observation(
+            decision,  # type: ignore[arg-type]  # there is one, as something was checked
+            self.refusal,
+            REQUEST,
+            (request.method or "")[:MAX_METHOD],  # the client chooses both, and they stay in memory
+            request.path[:MAX_TEXT],
+            client_address(request) if exceeded else "",
+            request.headers.get("User-Agent", "")[:MAX_TEXT] if exceeded else "",
+            latencies,
+            is_continued=self.observed > 0,
+        )
+        self.observed = len(self.checked)
+        for observer in observers.observers:
+            observer(observation)

@@ -49,18 +49,21 @@ def prepare() -> str:
     import django
     import redis
     from django.core.management import call_command
+    from django.urls import get_resolver
     from django_redis import get_redis_connection
 
     os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
     django.setup()
-    from example_project import people
+    from example_project import people, traffic
 
     call_command("migrate", verbosity=0)
-    people.create()
+    users = people.create()
     try:
         info = get_redis_connection().info("server")
     except redis.RedisError as error:
         sys.exit(f"No Redis answers at REDIS_URL: {error}")
+    get_resolver().url_patterns  # noqa: B018  (imports the views, whose limits the traffic is for)
+    traffic.generate(users)
     return f"{info.get('server_name', 'redis').title()} {info.get('valkey_version') or info['redis_version']}"
 
 

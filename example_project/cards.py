@@ -9,9 +9,9 @@ from typing import Any
 from django.urls import reverse
 from django.utils.safestring import SafeString
 
-from . import settings, source, views
+from . import api, settings, source, views
 
-TRY, TRY_FORM, TRY_TOKENS, TRY_OUTAGE, OPEN = "try", "form", "tokens", "outage", "open"
+TRY, TRY_FORM, TRY_TOKENS, TRY_OUTAGE, OPEN, CURL = "try", "form", "tokens", "outage", "open", "curl"
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Panel:
     text: str = ""
     control: str = TRY
     before: str = ""  # source that the view's own does not show
+    route: str = ""  # the name of its URL, where it is not the view's own
 
     @property
     def name(self) -> str:
@@ -30,11 +31,16 @@ class Panel:
 
     @property
     def url(self) -> str:
-        return reverse(self.name)
+        return reverse(self.route or self.name)
 
     @property
     def code(self) -> SafeString:
         return source.highlighted("\n\n".join(filter(None, [self.before, source.of_function(self.view)])))
+
+    @property
+    def curl(self) -> str:
+        """A command that checks over HTTP, for programs in other languages."""
+        return f'curl -H "Authorization: Bearer {settings.DEMO_TOKEN}" "{{host}}{self.url}?userId=alice"'
 
 
 @dataclass(frozen=True)
@@ -157,6 +163,32 @@ SECTIONS = (
                 "The view decides",
                 "With block=False the view always runs, and finds the decision on the request.",
                 Panel(views.feed),
+            ),
+        ),
+    ),
+    Section(
+        "With other frameworks",
+        (
+            Card.of(
+                "Django REST framework",
+                "Throttles with the names and settings of its own, exact, and all of a view in one round trip.",
+                Panel(api.rest_framework, before=source.of_function(api.DemoThrottle)),
+            ),
+            Card.of(
+                "django-ninja",
+                "Its throttles, counted in Redis, per user even when requests come at the same time.",
+                Panel(api.django_ninja, route="demo_api:django_ninja"),
+            ),
+            Card.of(
+                "From another language",
+                "Any program checks over HTTP: here the default policy, for a user called alice there. Counters, "
+                "policies and the admin panel are shared with the views.",
+                Panel(
+                    views.service,
+                    before=source.of_variable(settings, "DEMO_TOKENS"),
+                    control=CURL,
+                    route="rlaas_service:check",
+                ),
             ),
         ),
     ),

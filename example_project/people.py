@@ -7,8 +7,8 @@ PASSWORD = "demo"
 ADMIN = "admin"  # the name, and the password
 
 
-def create() -> None:
-    """Add who is missing. Passwords are slow to make, by design, so the others are left alone."""
+def create() -> list[int]:
+    """Add who is missing, and return the ids of all. Passwords are slow to make, by design."""
     users = get_user_model().objects
     known = set(users.values_list("username", flat=True))
     for name in PEOPLE:
@@ -16,3 +16,4 @@ def create() -> None:
             users.create_user(name, password=PASSWORD)
     if ADMIN not in known:
         users.create_superuser(ADMIN, password=ADMIN)
+    return [*users.values_list("pk", flat=True)]

@@ -1,6 +1,8 @@
 """Settings of the demo. What a site needs for its rate limits is at the end; the rest is any Django project's."""
 
+import hashlib
 import os
+import secrets
 from pathlib import Path
 
 from example_project import redis_server
@@ -16,6 +18,7 @@ ROOT_URLCONF = "example_project.urls"
 WSGI_APPLICATION = "example_project.wsgi.application"
 ASGI_APPLICATION = "example_project.asgi.application"
 USE_TZ = True
+TIME_ZONE = "UTC"
 STATIC_URL = "/static/"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": DEMO_DIR / "db.sqlite3"}}
@@ -29,6 +32,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "example_project",  # before rlaas_django, so that its 429 page is the site's own
     "rlaas_django",
+    "rest_framework",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
@@ -75,10 +79,14 @@ CACHES = {
         "OPTIONS": {"SOCKET_TIMEOUT": 1, "SOCKET_CONNECT_TIMEOUT": 1},
     }
 }
+# A site keeps only the digest, of a token that `manage.py rlaas token new` prints once; the demo shows the token.
+DEMO_TOKEN = secrets.token_urlsafe(32)
+DEMO_TOKENS = {"demo": {"digests": [hashlib.sha256(DEMO_TOKEN.encode()).hexdigest()], "verbs": ["check", "usage"]}}
 RATE_LIMITER = {
     "TIMEOUT": 0.5,  # a laptop is busier than a server
     "MAX_REQUESTS": 5,  # the default policy: so many requests
     "WINDOW_SIZE": 20,  # in so many seconds
     "POLICIES": {"reports": {"rate": "3/15s", "key": "ip"}},
+    "SERVICE": {"TOKENS": DEMO_TOKENS},
     "MIDDLEWARE": [{"path": "/try/report/", "policies": ["reports"]}],  # the rest: decorators
 }

@@ -3,7 +3,7 @@ from django.templatetags.static import static
 from django.urls import path
 from django.views.generic import RedirectView
 
-from . import pages, playground
+from . import api, pages, playground, views
 from .cards import PANELS
 
 urlpatterns = [
@@ -17,6 +17,13 @@ urlpatterns = [
     path("redis/start/", pages.switch_redis, {"action": "start"}, name="start_redis"),
     path("admin/", admin.site.urls),
     path("favicon.ico", RedirectView.as_view(url=static("demo/icon.svg"))),
+    path("try/ninja/", api.api.urls),
+    path("try/rest_framework/", api.rest_framework.as_view(), name="rest_framework"),
+    *views.service(),
     # Each limited view under its own name: /try/bare/, /try/inline/ ...
-    *[path(f"try/{name}/", panel.view, name=name) for name, panel in PANELS.items()],
+    *[
+        path(f"try/{name}/", panel.view, name=name)
+        for name, panel in PANELS.items()
+        if panel.view.__module__ == views.__name__ and not panel.route
+    ],
 ]

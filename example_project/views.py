@@ -2,6 +2,7 @@
 
 from django.contrib.auth.forms import AuthenticationForm
 from django.shortcuts import redirect
+from django.urls import include, path
 from django.views.decorators.http import require_POST
 
 from rlaas_django import Policy, rate_limit
@@ -111,6 +112,10 @@ def fail_closed(request):
 @rate_limit("3/10s", key="ip", on_failure="local")
 def count_locally(request):
     return answer(request)
+
+
+def service():
+    return [path("rlaas/", include("rlaas_django.service.urls"))]
 
 
 def report(request):

@@ -294,6 +294,17 @@ people.addEventListener("submit", async (event) => {
   look();
 });
 
+// --- A command to copy ------------------------------------------------------------------------------------------------
+
+for (const code of document.querySelectorAll("[data-curl]")) {
+  code.textContent = code.dataset.curl.replace("{host}", location.origin);
+  code.closest(".live").querySelector(".copy").addEventListener("click", async ({ target }) => {
+    await navigator.clipboard?.writeText(code.textContent).catch(() => {});
+    getSelection().selectAllChildren(code); // where there is no clipboard, it can be copied by hand
+    target.textContent = "Copied";
+  });
+}
+
 // --- A card with several panels shows one ---------------------------------------------------------------------------
 
 for (const choice of document.querySelectorAll(".choice")) {

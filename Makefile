@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 PARALLEL = -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all browser lint format servers cluster matrix coverage docs dist bench bench-quick instructions clean
+.PHONY: help install run test test-all browser lint format conformance servers cluster matrix coverage docs dist bench bench-quick instructions clean
 
 help: ## List what can be done
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -63,6 +63,9 @@ lint: $(VENV)/.installed ## Check style, types, layers and Lua
 format: $(VENV)/.installed ## Mend style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+conformance: $(VENV)/.installed ## Run the own tests of django-ratelimit and Django REST framework on our adapters
+	RLAAS_CONFORMANCE=1 $(BIN)/python -m pytest tests/test_conformance.py $(ARGS)
 
 servers: $(VENV)/.installed ## Run the tests on the oldest and newest servers available
 	$(BIN)/python -m tests.servers $(ARGS)

@@ -59,14 +59,15 @@ def registered_scripts(alias: str) -> dict[str, Any]:
     return {script.name: client.register_script(script.text) for script in scripts.SCRIPTS}
 
 
-def topology() -> Topology:
-    """Return where the servers of RATE_LIMITER['CACHE'] are."""
+def topology(alias: str | None = None) -> Topology:
+    """Return where the servers of a cache are; left out: of RATE_LIMITER['CACHE']."""
     config = conf.config()
-    found: Topology | None = config.derived.get(Topology)
+    key: Any = Topology if alias is None or alias == config.cache else (Topology, alias)
+    found: Topology | None = config.derived.get(key)
     if found is None:
         with _lock:
-            found = config.derived.get(Topology) or make_topology(config.cache, config.timeout)
-            config.derived[Topology] = found
+            found = config.derived.get(key) or make_topology(alias or config.cache, config.timeout)
+            config.derived[key] = found
     return found
 
 

@@ -22,6 +22,9 @@ class Limits(NamedTuple):
 # Decorators, whose `limits()` are the views that they limit. Weak, so that the views of a test are gone with the test.
 sources: weakref.WeakSet[Any] = weakref.WeakSet()
 
+# Policies of adapters, made of the rates of other packages' throttles when these are first used; by name.
+adapter_policies: dict[str, Policy] = {}
+
 # Names of the views with @rate_limit_exempt.
 exempt_views: set[str] = set()
 
@@ -33,3 +36,5 @@ refundable: set[str] = set()
 def limits_in_use() -> Iterator[Limits]:
     for source in list(sources):
         yield from source.limits()
+    for policy in list(adapter_policies.values()):
+        yield Limits("An adapter", (policy,), {})

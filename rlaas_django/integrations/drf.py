@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Container, Sequence
 from contextlib import nullcontext
-from types import MappingProxyType
 from typing import Any
 
 from django.utils.translation import gettext_lazy as _
@@ -24,8 +23,9 @@ from ..core.decision import Decision
 from ..core.policy import Policy
 from ..http.identity import client_address
 from ..http.responses import add_headers
+from ..http.throttles import PolicyLimits, decide, plan_all
 from ..limiter.compiled import Check
-from .throttles import Policies, RateThrottle, decide, plan_all, user_or_address
+from .throttles import RateThrottle, user_or_address
 
 PENDING = "_rlaas_pending"  # the attribute of a request with the decisions for throttles that were not called yet
 
@@ -51,25 +51,10 @@ class BaseThrottle(throttling.BaseThrottle):
         return None if wait == math.inf else wait
 
 
-def _anonymous(throttle: Any, request: Any) -> tuple[str, Any]:
-    kind, name = user_or_address(throttle, request)
-    return kind, None if kind == "user" else name
-
-
 class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrottle):
     """Counts requests in Redis, exactly; a subclass says by `get_cache_key` whose."""
 
     framework = "drf"
-    identities = MappingProxyType(
-        {
-            throttling.AnonRateThrottle.get_cache_key: _anonymous,
-            throttling.UserRateThrottle.get_cache_key: user_or_address,
-            throttling.ScopedRateThrottle.get_cache_key: user_or_address,
-        }
-    )
-
-    def plan(self, request: Any, view: Any, planned: Container[str]) -> Check | None:
-        return self.plan_rate(request, view)
 
     def allow_request(self, request: Any, view: Any) -> bool:
         self.decision = _decide(self, request, view)
@@ -84,24 +69,35 @@ class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrott
         return False
 
 
+def _anonymous(throttle: Any, request: Any) -> tuple[str, Any]:
+    kind, name = user_or_address(throttle, request)
+    return kind, None if kind == "user" else name
+
+
 class AnonRateThrottle(SimpleRateThrottle, throttling.AnonRateThrottle):
     """Limits clients that are not logged in, by address."""
+
+    usual_key = throttling.AnonRateThrottle.get_cache_key, _anonymous
 
 
 class UserRateThrottle(SimpleRateThrottle, throttling.UserRateThrottle):
     """Limits users, and clients that are not logged in by address."""
 
+    usual_key = throttling.UserRateThrottle.get_cache_key, user_or_address
+
 
 class ScopedRateThrottle(SimpleRateThrottle, throttling.ScopedRateThrottle):
     """As UserRateThrottle, by the rate of the view's `throttle_scope`."""
 
-    def plan(self, request: Any, view: Any, planned: Container[str]) -> Check | None:
-        self.scope = getattr(view, self.scope_attr, None)
-        if not self.scope:
-            return None
-        self.rate = self.get_rate()
-        self.num_requests, self.duration = self.parse_rate(self.rate)
-        return super().plan(request, view, planned)
+    rate: str | None = None
+    usual_key = throttling.ScopedRateThrottle.get_cache_key, user_or_address
+
+    def plan(self, request: Any, *args: Any) -> Check | None:
+        self.scope = getattr(args[0], self.scope_attr, None)
+        if self.scope:
+            self.rate = self.get_rate()
+            self.num_requests, self.duration = self.parse_rate(self.rate)
+        return super().plan(request, *args) if self.scope else None
 
 
 class PolicyThrottle(BaseThrottle):
@@ -112,18 +108,18 @@ class PolicyThrottle(BaseThrottle):
     """
 
     policies: Sequence[str | Policy] = ()
-    _policies = Policies("PolicyThrottle", ())
+    _limits = PolicyLimits("PolicyThrottle", ())
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls._policies = Policies(cls.__qualname__, cls.policies)
+        cls._limits = PolicyLimits(cls.__qualname__, cls.policies)
 
     def plan(self, request: Any, view: Any, planned: Container[str]) -> Check | None:
-        return self._policies.plan(request, planned)
+        return self._limits.plan(request, planned)
 
     def allow_request(self, request: Any, view: Any) -> bool:
         _decide(self, request, view)
-        self.decision = self._policies.decision(request)
+        self.decision = self._limits.decision(request)
         return self.decision is None or _allows(self.decision)
 
 

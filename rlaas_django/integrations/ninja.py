@@ -10,14 +10,11 @@ import asyncio
 import functools
 import inspect
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
-from types import MappingProxyType
 from typing import Any
 
-from django.core.exceptions import SynchronousOnlyOperation
-from django.http.response import HttpResponseBase
 from django.utils.functional import SimpleLazyObject
 from ninja import throttling
 from ninja.conf import settings
@@ -27,9 +24,9 @@ from .. import conf, log
 from ..core.decision import Decision
 from ..core.policy import Policy
 from ..http.identity import client_address
-from ..http.responses import add_headers, add_refusal_headers, in_thread
-from ..limiter.compiled import Check
-from .throttles import Policies, RateThrottle, adecide, decide, plan_all, user_or_address
+from ..http.responses import in_thread
+from ..http.throttles import PolicyLimits, adecide, decide, plan_all, with_headers
+from .throttles import RateThrottle, user_or_address
 
 # Of the request that a thread or a task is busy with: the wait of the last refusal, and the throttles to await.
 _wait: ContextVar[float | None] = ContextVar("wait", default=None)
@@ -38,8 +35,6 @@ _to_await: ContextVar[list[Any] | None] = ContextVar("to_await", default=None)
 
 class BaseThrottle(throttling.BaseThrottle):
     """Checks in Redis what a subclass plans for a request."""
-
-    plan: Callable[[Any, Container[str]], Check | None]
 
     def refusal(self, request: Any, decision: Decision | None) -> Decision | None:
         """Return the decision of what was planned, if it refuses the request."""
@@ -66,8 +61,14 @@ class BaseThrottle(throttling.BaseThrottle):
         return client_address(request) if settings.NUM_PROXIES is None else super().get_ident(request)
 
 
+class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrottle):
+    """Counts requests in Redis, exactly; a subclass says by `get_cache_key` whose."""
+
+    framework = "ninja"
+
+
 def _anonymous(throttle: Any, request: Any) -> tuple[str, Any]:
-    return "ip", None if getattr(request, "auth", None) is not None else throttle.get_ident(request)
+    return "ip", throttle.get_ident(request) if getattr(request, "auth", None) is None else None
 
 
 def _credential_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
@@ -75,48 +76,35 @@ def _credential_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
     return ("ip", throttle.get_ident(request)) if auth is None else ("token", str(auth))  # kept as a keyed digest
 
 
-class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrottle):
-    """Counts requests in Redis, exactly; a subclass says by `get_cache_key` whose."""
-
-    framework = "ninja"
-    identities = MappingProxyType(
-        {
-            throttling.AnonRateThrottle.get_cache_key: _anonymous,
-            throttling.AuthRateThrottle.get_cache_key: _credential_or_address,
-            throttling.UserRateThrottle.get_cache_key: user_or_address,
-        }
-    )
-
-    def plan(self, request: Any, planned: Container[str]) -> Check | None:
-        return self.plan_rate(request)
-
-
 class AnonRateThrottle(SimpleRateThrottle, throttling.AnonRateThrottle):
     """Limits clients without credentials, by address."""
+
+    usual_key = throttling.AnonRateThrottle.get_cache_key, _anonymous
 
 
 class AuthRateThrottle(SimpleRateThrottle, throttling.AuthRateThrottle):
     """Limits by `request.auth`, and clients without credentials by address."""
 
+    usual_key = throttling.AuthRateThrottle.get_cache_key, _credential_or_address
+
 
 class UserRateThrottle(SimpleRateThrottle, throttling.UserRateThrottle):
     """Limits users, and clients that are not logged in by address."""
 
+    usual_key = throttling.UserRateThrottle.get_cache_key, user_or_address
 
-class PolicyThrottle(BaseThrottle):
+
+class PolicyThrottle(PolicyLimits, BaseThrottle):
     """Limits by policies, the default one unless others are named; all are charged or none.
 
     >>> @api.get("/search", throttle=PolicyThrottle("search", Policy("site", "1000/m", key="global")))
     """
 
     def __init__(self, *policies: str | Policy) -> None:
-        self._policies = Policies("A throttle of django-ninja", policies)
-
-    def plan(self, request: Any, planned: Container[str]) -> Check | None:
-        return self._policies.plan(request, planned)
+        super().__init__("A throttle of django-ninja", policies)
 
     def refusal(self, request: Any, decision: Decision | None) -> Decision | None:
-        return super().refusal(request, self._policies.decision(request))
+        return super().refusal(request, self.decision(request))
 
 
 def throttled(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,7 +117,7 @@ def throttled(run: Callable[..., Any]) -> Callable[..., Any]:
         raise TypeError('throttled is for operations: write api.add_decorator(throttled, mode="view").')
     view = operation.view_func
     if not inspect.iscoroutinefunction(view):  # one that streams, too, whose view is not awaited
-        return functools.wraps(run)(lambda request, **kwargs: _with_headers(request, run(request, **kwargs)))
+        return functools.wraps(run)(lambda request, **kwargs: with_headers(request, run(request, **kwargs)))
 
     @functools.wraps(view)
     async def checked_view(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -146,18 +134,10 @@ def throttled(run: Callable[..., Any]) -> Callable[..., Any]:
             response = operation.api.on_exception(request, refusal)
         finally:
             _to_await.reset(token)
-        return _with_headers(request, response)
+        return with_headers(request, response)
 
     operation.view_func = checked_view
     return checked
-
-
-def _with_headers(request: Any, response: Any) -> Any:
-    if isinstance(response, HttpResponseBase) and (decision := getattr(request, "rate_limit", None)) is not None:
-        add_headers(response, decision)
-        if not decision.allowed:
-            add_refusal_headers(response, decision)
-    return response
 
 
 async def _check(request: Any) -> None:
@@ -168,10 +148,8 @@ async def _check(request: Any) -> None:
         return
     if isinstance(getattr(request, "user", None), SimpleLazyObject):
         request.user = await request.auser()
-    try:
-        checks = plan_all(called, request)
-    except SynchronousOnlyOperation:  # a key function of the site that uses the database
-        checks = await in_thread(plan_all)(called, request)
+    calls_site = any(throttle.calls_site() for throttle in called)
+    checks = await in_thread(plan_all)(called, request) if calls_site else plan_all(called, request)
     decisions = await adecide(request, checks)
     refusals = [each for throttle in called if (each := throttle.refusal(request, decisions.get(throttle)))]
     if refusals:

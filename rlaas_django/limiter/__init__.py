@@ -143,12 +143,12 @@ async def acheck_each(checks: Sequence[Check]) -> list[Decision]:
     return [decision or await _adecide_by_slot(check) for check, decision in zip(checks, decisions, strict=True)]
 
 
-def peek(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
+def peek(identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1) -> Decision:
     """Return what `check` would decide now. Nothing is charged, so `remaining` is what is left before the request."""
     return _decide_by_slot(plan(identity, policy, cost, charge=False))
 
 
-async def apeek(identity: Identity, policy: Policies = None, *, cost: int = 1) -> Decision:
+async def apeek(identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1) -> Decision:
     """As `peek`, natively async."""
     return await _adecide_by_slot(plan(identity, policy, cost, charge=False))
 

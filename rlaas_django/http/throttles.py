@@ -1,0 +1,109 @@
+"""The throttles of other packages: the checks of several for one request, decided in one round trip.
+
+A throttle has `plan(request, ..., planned)`, which returns a Check, or None where it does not limit the request;
+`planned` has the names of the policies that others of them check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import Any
+
+from django.http.response import HttpResponseBase
+
+from .. import conf, limiter, signals
+from ..core import registry
+from ..core.decision import Decision, combine
+from ..core.policy import DEFAULT, Policy
+from ..limiter.compiled import Check, plan
+from .gate import Gate
+from .limits import Limits
+from .request_state import STATE, RequestState
+from .responses import add_headers, add_refusal_headers
+
+
+class PolicyLimits:
+    """What a throttle checks that names policies; the default one unless others are named."""
+
+    def __init__(self, name: str, policies: Iterable[str | Policy]) -> None:
+        self.name, self._limits = name, Limits(tuple(policies) or (DEFAULT,))
+        self._names = set(map(str, self._limits.policies))
+        registry.sources.add(self)
+
+    def limits(self) -> list[registry.Limits]:
+        """Return them for the registry."""
+        return [registry.Limits(self.name, self._limits.policies, {})]
+
+    def plan(self, request: Any, planned: Container[str]) -> Check | None:
+        """Return the check of those that are not planned or checked already; None if none is left."""
+        gate = Gate(self._limits, request)
+        if gate.prepared is None:
+            return None
+        identity, policy_set, cost = gate.resolve(gate.prepared)
+        left = [policy for policy in policy_set.policies if policy.name not in planned] if policy_set else []
+        return plan(identity, left, cost) if left else None
+
+    def calls_site(self) -> bool:
+        """Return whether planning calls functions of the site, which may use the database."""
+        return (conf.config().derived.get(self._limits) or self._limits.prepare()).calls_site_functions
+
+    def decision(self, request: Any) -> Decision | None:
+        """Return what they decided about a request, whoever checked them."""
+        state: RequestState | None = getattr(request, STATE, None)
+        outcomes = {} if state is None else state.outcomes
+        return combine(outcome for name, outcome in outcomes.items() if name in self._names)
+
+
+def plan_all(throttles: Iterable[Any], *args: Any) -> dict[Any, Check]:
+    """Return what each throttle plans to check; a policy that several name is planned once."""
+    checks: dict[Any, Check] = {}
+    for throttle in throttles:
+        planned = {name for check in checks.values() for name in check.policy_set.names}
+        if check := throttle.plan(*args, planned):
+            checks[throttle] = check
+    return checks
+
+
+def decide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]:
+    """Decide the checks of throttles, in one round trip, and keep the decisions with the request."""
+    if not checks:
+        return {}
+    decisions = dict(zip(checks, limiter.check_each([*checks.values()]), strict=True))
+    record(request, decisions.values())
+    return decisions
+
+
+async def adecide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]:
+    """As `decide`, natively async."""
+    if not checks:
+        return {}
+    decisions = dict(zip(checks, await limiter.acheck_each([*checks.values()]), strict=True))
+    for refusal in _keep(request, decisions.values()):
+        await signals.asend(signals.rate_limited, request=request, decision=refusal)
+    return decisions
+
+
+def record(request: Any, decisions: Iterable[Decision]) -> None:
+    """Keep decisions with the request, and signal those that refuse."""
+    for refusal in _keep(request, decisions):
+        signals.send(signals.rate_limited, request=request, decision=refusal)
+
+
+def _keep(request: Any, decisions: Iterable[Decision]) -> list[Decision]:
+    """Keep decisions as those of decorators and of the middleware are; return those that refuse."""
+    state: RequestState = getattr(request, STATE, None) or RequestState(request)
+    state.add_request(request)
+    state.depth += 1
+    refusals = [decision for decision in decisions if state.record(decision, 1, block=True)]
+    state.leave()
+    return refusals
+
+
+def with_headers(request: Any, response: Any) -> Any:
+    """Return a response with the headers of what was decided about the request."""
+    decision: Decision | None = getattr(request, "rate_limit", None)
+    if decision is not None and isinstance(response, HttpResponseBase):
+        add_headers(response, decision)
+        if not decision.allowed:
+            add_refusal_headers(response, decision)
+    return response

@@ -15,9 +15,6 @@ from .checks import as_message
 from .conf import Problem
 from .core.keys import COUNTER_PREFIX, OVERRIDE_PREFIX
 from .core.policy import ALGORITHMS, Policy
-from .limiter.overrides import MARKER
-from .stats import schema
-from .stats.policies import POLICIES_KEY, limit_key
 
 NAME = "system-check"  # of the policies that are tried, and of who is counted
 RIGHTS = "~rlaas:* +@read +@write +@connection -@dangerous +evalsha +script|load +script|exists +time +info"
@@ -65,20 +62,8 @@ def _can_be_tried() -> bool:
 def _attempts() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "SCRIPT LOAD", partial(_run_everywhere, *[("SCRIPT", "LOAD", script.text) for script in SCRIPTS])
     yield "TIME", partial(_run_everywhere, ("TIME",))
-    keys = {
-        f"{COUNTER_PREFIX}*": f"{COUNTER_PREFIX}{NAME}",
-        f"{OVERRIDE_PREFIX}*": f"{OVERRIDE_PREFIX}{NAME}",
-        MARKER: MARKER,
-        "rlaas:stats:*": schema.minutes_key(NAME, 0),
-        "rlaas:refused:*": schema.refused_key(NAME, 0),
-        "rlaas:paths:*": schema.paths_key(0),
-        "rlaas:watch:*": schema.watch_key(NAME, 0),
-        "rlaas:refusals:*": schema.refusals_key(NAME),
-        "rlaas:limit:*": limit_key(NAME, NAME),
-        POLICIES_KEY: POLICIES_KEY,
-    }
-    for pattern, key in keys.items():
-        yield pattern, partial(backend.run_commands, [("EXISTS", key)])
+    for prefix in (COUNTER_PREFIX, OVERRIDE_PREFIX, "rlaas:"):  # counters, overrides, and all others
+        yield f"{prefix}*", partial(backend.run_commands, [("EXISTS", f"{prefix}{NAME}")])
     yield "a decision", _decide
 
 

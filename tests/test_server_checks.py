@@ -81,11 +81,11 @@ def test_the_documented_rights_are_enough(log_in, admin_client):
         (["-zadd"], "a decision: .*('zadd'|executing the script)"),
         (
             ["resetkeys", "~rlaas:rate_limit:*"],
-            "rlaas:override:\\*, rlaas:overrides, .*: .o permissions",
+            "rlaas:override:\\*, rlaas:\\*, a decision: .*o permissions",
         ),
         (
             ["resetkeys", "~rlaas:rate_limit:*", "~rlaas:override:*"],
-            "\\(rlaas:overrides, .*: .o permissions",
+            "\\(rlaas:\\*: .*o permissions",
         ),
         (["resetpass", ">other"], "username-password|WRONGPASS"),
     ],

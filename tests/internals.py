@@ -50,6 +50,7 @@ from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, loc
 from rlaas_django.management.commands._rlaas import SUBCOMMANDS
 from rlaas_django.management.commands._rlaas.output import Output as CommandOutput
 from rlaas_django.management.commands._rlaas.output import Styled
+from rlaas_django.management.commands._rlaas.plan import predict as predict_memory
 from rlaas_django.management.commands._rlaas.replay.execution import Replay
 from rlaas_django.management.commands._rlaas.replay.log_lines import LineParser, parse_time
 from rlaas_django.management.commands._rlaas.replay.log_lines import Request as LogRequest
@@ -149,6 +150,7 @@ __all__ = [
     "parse_time",
     "paused_background",
     "pool_module",
+    "predict_memory",
     "read_minutes",
     "receipts",
     "recorder",

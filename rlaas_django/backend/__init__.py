@@ -5,7 +5,7 @@ from .commands import Call, script_call
 from .errors import UnavailableError
 from .execution import ADMIN_TIMEOUT, aexecute, aexecute_each, execute, execute_each, run_commands, servers
 from .server import Server
-from .server_info import eviction_policy, server_info
+from .server_info import eviction_policy, server_info, table_bytes_per_key
 from .topology import Topology
 
 __all__ = [
@@ -27,5 +27,6 @@ __all__ = [
     "script_call",
     "server_info",
     "servers",
+    "table_bytes_per_key",
     "topology",
 ]

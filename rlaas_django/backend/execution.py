@@ -198,9 +198,8 @@ def run_commands(commands: Sequence[Sequence[Word]], server: Server | None = Non
 
 
 def _key(command: Sequence[Word]) -> str:
-    if len(command) < 2:
-        return ""
-    return str(command[2] if command[0] == "MEMORY" else command[1])
+    at = 2 if command[0] == "MEMORY" else 1
+    return str(command[at]) if len(command) > at else ""
 
 
 def servers() -> list[Server]:

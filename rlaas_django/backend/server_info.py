@@ -23,3 +23,14 @@ def eviction_policy(info: dict[str, str]) -> str | None:
     """Return the `maxmemory-policy` of a server that drops keys when its memory is full."""
     policy = info.get("maxmemory_policy", NO_EVICTION)
     return policy if policy != NO_EVICTION and info.get("maxmemory", "0") != "0" else None
+
+
+def table_bytes_per_key(server: Server) -> float | None:
+    """Return the bytes of the hash tables of a server per key; None if it does not tell."""
+    try:
+        (reply,) = run_commands([("MEMORY", "STATS")], server)
+    except UnavailableError:
+        return None
+    stats = dict(zip(reply[::2], reply[1::2], strict=True))
+    databases = [value for name, value in stats.items() if name.startswith(b"db.") and isinstance(value, list)]
+    return float(sum(sum(database[1::2]) for database in databases) / max(1, stats[b"keys.count"]))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Protocol
 
-from . import replay, restore
+from . import plan, replay, restore
 from .output import Output
 
 
@@ -28,6 +28,7 @@ class Subcommand(Protocol):
 
 
 SUBCOMMANDS: dict[str, Subcommand] = {
+    "plan": plan,
     "replay": replay,
     "restore": restore,
 }

@@ -84,3 +84,12 @@ def duration(seconds: float) -> str:
 def percent(share: float) -> str:
     """Return a share as `12.3 %`, with three digits that matter."""
     return f"{100 * share:.3g} %" if share < 0.0999 else f"{100 * share:.1f} %"
+
+
+def size(number: float) -> str:
+    """Return bytes as `118 B`, `1.7 kB`, `119 MB` or `2.0 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 999.5:
+            return f"{number:.3g} {unit}" if unit == "B" or number >= 9.95 else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:,.1f} TB"

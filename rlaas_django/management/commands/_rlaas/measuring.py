@@ -1,0 +1,128 @@
+"""Measure on a server what identities take: memory and time, with sample keys that are deleted afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from .... import backend, conf
+from ....backend.commands import Call, Word, pack
+from ....core.clock import frozen_clock
+from ....core.keys import EncodedIdentity
+from ....core.policy import FIXED_WINDOW, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, Policy, Rate
+from ....limiter.compiled import CompiledPolicySet, plan
+
+MAX_LIMIT = 100_000  # that is filled; the logs of a larger one are extrapolated
+MAX_STEPS = 1_000  # requests of an identity; under a larger limit each has more than one unit
+CALLS, UNITS = 40_000, 200_000  # per algorithm, about
+LEAST_SAMPLE, LARGEST_SAMPLE = 3, 5_000  # identities
+CALLS_TOGETHER = 1_000
+LEAST_TTL = 10 * 60_000  # ms
+TIMEOUT = 30.0  # seconds
+# What MEMORY USAGE leaves out of a key with an expiry, in bytes: its places in two hash tables, and rounding.
+TABLES = 50
+# By which share the growth of the server's memory may differ from that. It counts everything, but on a server that
+# others use it counts what they do, too.
+PLAUSIBLE = 0.25
+WARM_UP = EncodedIdentity("plan=warm-up")
+
+
+class Measured(NamedTuple):
+    """What one algorithm takes."""
+
+    algo: str
+    bytes_per_identity: int
+    decisions_per_second: int
+
+
+class Sample:
+    """Identities that use up their limit, under names of their own. A context manager, which deletes its keys."""
+
+    def __init__(self, rate: Rate, cache: str) -> None:
+        self.rate, self.topology = rate, backend.make_topology(cache, TIMEOUT)
+        self._prefix, self._keys = f"plan-{secrets.token_hex(3)}", list[str]()
+        self._numbers = itertools.count()
+        self._limit, window = min(rate.limit, MAX_LIMIT), rate.window * 1000
+        steps = min(self._limit, MAX_STEPS)
+        self.size = max(LEAST_SAMPLE, min(CALLS // steps, UNITS // self._limit, LARGEST_SAMPLE))
+        chance = random.Random(1)  # noqa: S311  (no secret)
+        self._start = time.time_ns() // 1_000_000 // window * window  # of a window, so that all are in the same
+        times = sorted(self._start + chance.randrange(window) for _ in range(steps))
+        self._steps = [(now, self._limit // steps + (i < self._limit % steps)) for i, now in enumerate(times)]
+
+    def __enter__(self) -> Sample:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run([("UNLINK", key) for key in self._keys])
+        self.topology.close()
+
+    @property
+    def calls(self) -> int:
+        """How many calls an algorithm takes."""
+        return self.size * len(self._steps)
+
+    def measure(self, algo: str, progress: Callable[[int], None]) -> Measured:
+        """Fill the sample under an algorithm, and return what it takes."""
+        name = f"{self._prefix}{next(self._numbers)}"  # about as long as names are
+        policy = Policy(name, (self._limit, self.rate.window), key="user", algo=algo)
+        policies = CompiledPolicySet((policy,), conf.config(), self.topology, least_ttl=LEAST_TTL)
+        first, seconds = len(self._keys), 0.0
+        self._keys.append(self._key(policies, WARM_UP))
+        # Loads the script, and fills the buffers of our connection as the others will, which the server counts.
+        warm_up = self._checks(policies, [WARM_UP])
+        _raise_errors(backend.execute_each(self.topology, warm_up * (CALLS_TOGETHER // len(warm_up))))
+        before = self._data_size()
+        together = max(1, CALLS_TOGETHER // len(self._steps))
+        for start in range(0, self.size, together):
+            identities = [EncodedIdentity(f"plan={n:09}") for n in range(start, min(start + together, self.size))]
+            self._keys += (self._key(policies, identity) for identity in identities)
+            calls = self._checks(policies, identities)
+            started = time.perf_counter()
+            _raise_errors(backend.execute_each(self.topology, calls))
+            seconds += time.perf_counter() - started
+            progress(len(calls))
+        # Of all keys on the server, as the tables grow in steps.
+        tables = backend.table_bytes_per_key(self.topology.servers()[0]) or TABLES
+        grown = (self._data_size() - before) / self.size + tables
+        sizes = [size for size in self._run([("MEMORY", "USAGE", key) for key in self._keys[first + 1 :]]) if size]
+        used = sum(sizes) / max(1, len(sizes)) + TABLES
+        if abs(grown - used) < PLAUSIBLE * used:
+            used = grown
+        if algo in (SLIDING_WINDOW, SLIDING_WINDOW_COMPACT):
+            used *= self.rate.limit / self._limit
+        return Measured(algo, round(used), round(self.calls / seconds))
+
+    def _checks(self, policies: CompiledPolicySet, identities: Iterable[EncodedIdentity]) -> list[Call]:
+        """Return the checks that use up the limits of some identities, on a frozen clock."""
+        calls: list[Call] = []
+        with frozen_clock(0) as clock:
+            for now, cost in self._steps:
+                clock.ms = now
+                calls += [policies.call(plan(identity, policies, cost)) for identity in identities]
+        return calls
+
+    def _key(self, policies: CompiledPolicySet, identity: str) -> str:
+        (key,) = policies.keys((identity,))
+        is_fixed = policies.policies[0].algo == FIXED_WINDOW
+        return f"{key}:{self._start // (self.rate.window * 1000)}" if is_fixed else key
+
+    def _run(self, commands: list[tuple[Word, ...]]) -> list[Any]:
+        """Run commands, of which the last word is a key."""
+        calls = [Call(None, str(command[-1]), pack(command)) for command in commands]
+        return [reply for reply in backend.execute_each(self.topology, calls) if not isinstance(reply, Exception)]
+
+    def _data_size(self) -> int:
+        """Return the bytes of all keys and values on the servers, without hash tables and buffers."""
+        infos = [backend.server_info(server) for server in self.topology.servers()]
+        return sum(int(info.get("used_memory_dataset", 0)) for info in infos)
+
+
+def _raise_errors(replies: Iterable[Any]) -> None:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply

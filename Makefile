@@ -4,6 +4,17 @@ BIN = $(VENV)/bin
 # One process per core, each with a Redis of its own; the tests of a file stay in one process.
 PARALLEL = -n auto --maxprocesses 4 --dist loadfile
 
+# $(call debian,curl): install the Debian package of a command, unless the command is there.
+define debian
+command -v $(1) >/dev/null 2>&1 || { \
+	  command -v apt-get >/dev/null 2>&1 \
+	    || { echo "There is no $(1) on PATH, and no apt-get to install it with: please install it." >&2; exit 1; }; \
+	  echo "Installing $(1) ..."; \
+	  if [ "$$(id -u)" != 0 ]; then sudo=sudo; else sudo=; fi; \
+	  $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends $(1); \
+	}
+endef
+
 .DEFAULT_GOAL := help
 .PHONY: help install run test test-all browser lint format conformance servers cluster matrix coverage docs dist bench bench-quick instructions clean
 
@@ -40,16 +51,11 @@ test: $(VENV)/.installed ## Run the tests of every behaviour, on a real server, 
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(ARGS)
 
 test-all: $(VENV)/.installed ## Add the long tier: faults, forks, Cluster, Sentinel, load, fuzz, every kind of view
+	-@$(call debian,curl)
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 browser: $(VENV)/.installed ## Try the demo and the admin in a real Chromium
-	@command -v chromium >/dev/null 2>&1 || { \
-	  command -v apt-get >/dev/null 2>&1 \
-	    || { echo "There is no chromium on PATH, and no apt-get to install it with: please install Chromium." >&2; exit 1; }; \
-	  echo "Installing chromium ..."; \
-	  if [ "$$(id -u)" != 0 ]; then sudo=sudo; else sudo=; fi; \
-	  $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends chromium; \
-	}
+	@$(call debian,chromium)
 	RLAAS_BROWSER=1 $(BIN)/python -m pytest tests/browser $(ARGS)
 
 lint: $(VENV)/.installed ## Check style, types, layers and Lua

@@ -99,4 +99,6 @@ def _problem(error: ProblemError | UnavailableError) -> HttpResponse:
 
 def _finish(response: HttpResponse) -> HttpResponse:
     response.headers["Cache-Control"] = "no-store"
+    if response.status_code != 204:
+        response.headers["Content-Length"] = str(len(response.content))  # or servers send it in chunks
     return response

@@ -13,7 +13,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Protocol
 
-from . import plan, replay, restore
+from . import plan, replay, restore, token
 from .output import Output
 
 
@@ -31,4 +31,5 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "plan": plan,
     "replay": replay,
     "restore": restore,
+    "token": token,
 }

@@ -1,0 +1,22 @@
+"""What a request's client has left of its limits, for pages that show it. Nothing is charged."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest
+
+from .. import conf, limiter
+from ..core.decision import Decision, combine
+from ..core.policy import DEFAULT
+from .identity import RequestIdentity
+from .limits import with_fixed_rates
+from .request_state import STATE, RequestState
+
+
+def rate_limit_status(request: HttpRequest, *policies: str) -> Decision:
+    """Return what policies decided about this request, else what they would now; left out: of the default policy."""
+    names = policies or (DEFAULT,)
+    state: RequestState | None = getattr(request, STATE, None)
+    if state is not None and state.outcomes.keys() >= set(names):
+        return combine(state.outcomes[name] for name in names) or limiter.unlimited()
+    limiting = with_fixed_rates(tuple(conf.config().policy(name) for name in names), request)
+    return limiter.peek(RequestIdentity(request), limiting) if limiting else limiter.unlimited()

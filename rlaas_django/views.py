@@ -1,0 +1,43 @@
+"""A view that a page can poll: what its visitor has left of some limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.cache import never_cache
+
+from .http.responses import add_headers
+from .http.status import rate_limit_status
+
+
+@method_decorator(never_cache, name="dispatch")
+class RateLimitStatusView(View):
+    """Responds with JSON, or with a template whose `quota` is the decision of the policies. Nothing is charged.
+
+    >>> path("quota/", RateLimitStatusView.as_view(policies=["search"], template_name="quota.html"))
+    """
+
+    policies: Sequence[str] = ()
+    template_name: str | None = None
+
+    def get(self, request: HttpRequest) -> HttpResponse:
+        quota = rate_limit_status(request, *self.policies)
+        if self.template_name is not None:
+            response = render(request, self.template_name, {"quota": quota})
+        else:
+            response = JsonResponse(
+                {
+                    "allowed": quota.allowed,
+                    "limit": quota.limit,
+                    "remaining": quota.remaining,
+                    "retry_after": None if quota.retry_after == math.inf else quota.retry_after,
+                    "reset_after": quota.reset_after,
+                }
+            )
+        add_headers(response, quota)
+        return response

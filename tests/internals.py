@@ -67,6 +67,8 @@ from rlaas_django.stats import background, recorder
 from rlaas_django.stats.background import paused as paused_background
 from rlaas_django.stats.background import run as run_background_jobs
 from rlaas_django.stats.reader import minutes as read_minutes
+from rlaas_django.stats.reader import refusals as read_refusals
+from rlaas_django.stats.reader import total
 from rlaas_django.stats.recorder import flush as flush_statistics
 
 __all__ = [
@@ -152,6 +154,7 @@ __all__ = [
     "pool_module",
     "predict_memory",
     "read_minutes",
+    "read_refusals",
     "receipts",
     "recorder",
     "redis_client",
@@ -167,6 +170,7 @@ __all__ = [
     "service_urls",
     "single_server",
     "strictest",
+    "total",
     "unique_id",
     "whole_seconds",
 ]

@@ -8,13 +8,26 @@ import logging
 
 import pytest
 from asgiref.testing import ApplicationCommunicator
+from django.apps import apps
+from django.contrib import admin
 from django.core.handlers.asgi import ASGIHandler
 from django.test import AsyncClient
+from django.urls import path, reverse
+from prometheus_client.parser import text_string_to_metric_families
 
 from rlaas_django import check, peek
-from tests.http import rate_limit_fields
-from tests.internals import ALGORITHMS, SCRIPTS, check_settings, flush_statistics, limiter_module, read_minutes
-from tests.service import LESSER, TOKENS, Service, assert_problem, urlconf
+from tests.http import AUTHENTICATION, rate_limit_fields
+from tests.internals import (
+    ALGORITHMS,
+    SCRIPTS,
+    check_settings,
+    flush_statistics,
+    limiter_module,
+    read_minutes,
+    read_refusals,
+    total,
+)
+from tests.service import LESSER, TOKEN, TOKENS, Service, assert_problem, urlconf
 
 POLICIES = {
     "search": {"rate": "3/m"},
@@ -170,13 +183,12 @@ def test_a_batch_decides_each_check_by_itself(service):
     assert peek("bob", "search").current_count == 2
 
 
-def test_a_batch_of_a_thousand_is_one_message(service, own, configure):
+def test_a_batch_of_a_thousand_is_decided(service, configure):
     configure(MAX_REQUESTS=10)
     items = [{"userId": f"user-{i % 500}"} for i in range(1000)]
-    service.post("check/batch", {"checks": items[:1]})
     results = service.post("check/batch", {"checks": items}).json()["results"]
     assert all(result["allowed"] for result in results)
-    assert {peek(f"user-{i}").current_count for i in range(1, 500)} == {2}
+    assert {peek(f"user-{i}").current_count for i in range(500)} == {2}
 
 
 def test_an_empty_batch_is_answered(service):
@@ -270,6 +282,18 @@ def test_health_says_that_redis_is_unavailable(service):
     assert response.json()["status"] == "DOWN"
     assert response.json()["reasons"]
     assert "nowhere.sock" not in response.content.decode()
+
+
+def test_without_metrics_the_service_says_how_to_get_them(service):
+    assert_problem(service.get("metrics"), 404, "'rlaas_django.integrations.prometheus.Metrics' to INSTALLED_APPS")
+
+
+def test_metrics(service, monkeypatch):
+    monkeypatch.setattr(apps, "is_installed", lambda name: True)
+    response = service.get("metrics")
+    assert response.status_code == 200
+    assert response.headers["Content-Type"].startswith("text/plain")
+    assert [*text_string_to_metric_families(response.content.decode())]
 
 
 # Errors
@@ -453,14 +477,29 @@ def test_the_service_works_where_every_request_is_a_transaction(service, setting
         settings.DATABASES["default"]["ATOMIC_REQUESTS"] = False
 
 
-def test_decisions_are_in_the_statistics(service):
+def test_decisions_are_in_the_statistics_under_the_name_of_the_caller(service):
     for _ in range(4):
         service.get("check?userId=alice&policy=search")
-    service.post("check/batch", {"checks": [{"userId": "bob", "policy": "search"}] * 2})
+    service.post("check/batch", {"checks": [{"userId": "bob", "policy": "search"}] * 4})
+    service.get("auth/search", headers={"X-RLaaS-User": "alice"})
     service.get("usage?userId=alice&policy=search")
     flush_statistics()
-    counts = read_minutes(["search"])
-    assert counts
+    counts = total(read_minutes(["search"])["search"])
+    assert (counts.allowed, counts.refused) == (6, 3)
+    assert {refusal.source for refusal in read_refusals()} == {"service:tester"}
+
+
+def test_the_admin_shows_views_and_callers(service, settings, admin_client):
+    settings.ROOT_URLCONF.urlpatterns.append(path("admin/", admin.site.urls))
+    settings.MIDDLEWARE = [*AUTHENTICATION, "django.contrib.messages.middleware.MessageMiddleware"]
+    for where in ("/search", "check?ip=127.0.0.1&policy=search"):
+        for _ in range(4):
+            service.get(where)
+    flush_statistics()
+    page = admin_client.get(reverse("admin:rlaas_django_ratelimit_refusals")).content.decode()
+    assert "service:tester" in page
+    assert "/search" in page
+    assert TOKEN not in page
 
 
 def test_a_refusal_is_no_error_in_the_log_of_django(service, caplog):

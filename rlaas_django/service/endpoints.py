@@ -8,6 +8,7 @@ from functools import cache, partial
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from django.apps import apps
 from django.http import HttpRequest, HttpResponse
 from django.utils.module_loading import import_string
 
@@ -26,7 +27,7 @@ from .parsing import FIELDS, Subject, parse_subject, read_json, read_subject, re
 from .problems import ProblemError
 
 MAX_BATCH = 1_000
-METRICS = "rlaas_django.integrations.prometheus.render"  # -> content, content type
+METRICS = "rlaas_django.integrations.prometheus"  # not imported where it is not installed
 
 
 class Operation(NamedTuple):
@@ -137,14 +138,16 @@ def _openapi() -> dict[str, Any]:
     return json.loads(files(__package__).joinpath("openapi.json").read_bytes())  # type: ignore[no-any-return]
 
 
-def metrics(*_: Any) -> HttpResponse:
+def metrics(*_: Any) -> Operation:
     """Return the metrics as Prometheus reads them."""
-    try:
-        render = import_string(METRICS)
-    except ImportError:
-        raise ProblemError(404, "There are no metrics: install rlaas_django[prometheus].") from None
-    content, content_type = render()
-    return HttpResponse(content, content_type=content_type)
+    if not apps.is_installed(METRICS):
+        raise ProblemError(404, f"There are no metrics: add '{METRICS}.Metrics' to INSTALLED_APPS.")
+    exposition = import_string(f"{METRICS}.exposition")
+
+    def respond(metrics: tuple[bytes, str]) -> HttpResponse:
+        return HttpResponse(metrics[0], content_type=metrics[1])
+
+    return Operation(exposition, responses.in_thread(exposition), respond)
 
 
 def health(*_: Any) -> Operation:

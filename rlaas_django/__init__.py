@@ -3,6 +3,7 @@
 from .core.decision import Decision, Outcome
 from .core.policy import Policy, PolicyError, Rate
 from .decorators import RateLimitedRequest, rate_limit, rate_limit_exempt
+from .http.login import login_failed
 from .limiter import acheck, apeek, arefund, areset, check, peek, refund, reset
 from .limiter.waiting import aacquire, acquire
 
@@ -22,6 +23,7 @@ __all__ = [
     "arefund",
     "areset",
     "check",
+    "login_failed",
     "peek",
     "rate_limit",
     "rate_limit_exempt",

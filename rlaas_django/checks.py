@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import django
@@ -117,11 +117,22 @@ def _policies(config: conf.Config) -> Iterator[Problem]:
     for policy in config.policies.values():
         yield from _large_log(policy, config)
         yield from _key(policy)
+    for name, options in config.request_options.items():
+        yield from _functions(f"Policy {name!r}", options._asdict())
+    for i, rule in enumerate(config.rules):
+        yield from _functions(f"RATE_LIMITER['MIDDLEWARE'][{i}]", {"cost": rule.cost, "charge_when": rule.charge_when})
 
 
 def _key(policy: Policy) -> Iterator[Problem]:
     if key_kind(policy.key) == "key":
         yield from _function(f"Policy {policy.name!r}: its key", policy.key)
+
+
+def _functions(name: str, options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Check what is given by a dotted path."""
+    for option, function in options.items():
+        if isinstance(function, str):
+            yield from _function(f"{name}: its {option}", function)
 
 
 def _function(name: str, function: Any) -> Iterator[Problem]:
@@ -204,9 +215,7 @@ def _decorated_views(config: conf.Config) -> Iterator[Problem]:
         known = [config.policies.get(each) if isinstance(each, str) else each for each in limits.policies]
         for policy in (each for each in (*known, *limits.unnamed) if each is not None):
             yield from _applied(limits.name, policy, limits.options.get("cost", 1), config)
-        for option, function in limits.options.items():
-            if isinstance(function, str):
-                yield from _function(f"{limits.name}: its {option}", function)
+        yield from _functions(limits.name, limits.options)
 
 
 def _definitions(uses: list[registry.Limits], config: conf.Config) -> Iterator[Problem]:

@@ -23,6 +23,8 @@ from .core import process
 from .core.callers import Service, parse_tokens
 from .core.keys import Encoding
 from .core.policy import ALGORITHMS, DEFAULT, SLIDING_WINDOW, Policy, PolicyError, nearest, shown, unknown_algorithm
+from .core.request_options import OPTIONS as REQUEST_OPTIONS
+from .core.request_options import RequestOptions, cost_problem, parse_options
 from .core.rules import Rule, parse_rule, refuse_unknown
 
 DEFAULTS: dict[str, Any] = {
@@ -46,7 +48,7 @@ DEFAULTS: dict[str, Any] = {
     "SERVICE": {},
 }
 SERVICE_OPTIONS = ("TOKENS", "AUTHENTICATE")
-POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow", "label")
+POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow", "label", *REQUEST_OPTIONS)
 HEADER_FAMILIES = ("RateLimit", "X-RateLimit")
 REDIS_BACKENDS = "django_redis.cache.RedisCache or django.core.cache.backends.redis.RedisCache"
 PROXY_HEADERS = {
@@ -101,6 +103,7 @@ class Config:
     local_share: int
     local_identities: int
     policies: Mapping[str, Policy]  # the default policy among them
+    request_options: Mapping[str, RequestOptions]  # of the policies that have some
     rules: tuple[Rule, ...]
     proxies: tuple[Network | str, ...]
     proxy_headers: tuple[str, ...]  # as META names them
@@ -215,7 +218,8 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
         if not is_valid(options[key]):
             message = f"RATE_LIMITER[{key!r}] should {expected}, not {shown(options[key])}."
             problems.append(Problem("E006", message))
-    policies = dict(_policies(options, problems))
+    defined = {policy.name: (policy, each) for policy, each in _policies(options, problems)}
+    policies = {name: policy for name, (policy, _) in defined.items()}
     rules = tuple(_rules(options["MIDDLEWARE"], policies, problems))
     proxies = tuple(_proxies(options["TRUSTED_PROXIES"], problems))
     response = _imported("RATE_LIMITER['RESPONSE']", options["RESPONSE"], problems)
@@ -231,6 +235,7 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
         local_share=options["LOCAL_SHARE"],
         local_identities=options["LOCAL_IDENTITIES"],
         policies=policies,
+        request_options={name: each for name, (_, each) in defined.items() if each != RequestOptions()},
         rules=rules,
         proxies=proxies,
         proxy_headers=PROXY_HEADERS[options["PROXY_HEADER"]],
@@ -242,9 +247,9 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
     )
 
 
-def _policies(options: Mapping[str, Any], problems: list[Problem]) -> Iterator[tuple[str, Policy]]:
+def _policies(options: Mapping[str, Any], problems: list[Problem]) -> Iterator[tuple[Policy, RequestOptions]]:
     try:
-        yield DEFAULT, Policy(DEFAULT, (options["MAX_REQUESTS"], options["WINDOW_SIZE"]))
+        yield Policy(DEFAULT, (options["MAX_REQUESTS"], options["WINDOW_SIZE"])), RequestOptions()
     except PolicyError as error:
         problems.append(Problem("E003", f"RATE_LIMITER['MAX_REQUESTS'] and ['WINDOW_SIZE']: {error}"))
     if not isinstance(options["POLICIES"], Mapping):
@@ -252,12 +257,12 @@ def _policies(options: Mapping[str, Any], problems: list[Problem]) -> Iterator[t
         return
     for name, definition in options["POLICIES"].items():
         try:
-            yield name, _policy(name, definition, options["USE_ALGO"])
+            yield _policy(name, definition, options["USE_ALGO"])
         except PolicyError as error:
             problems.append(Problem("E004", f"RATE_LIMITER['POLICIES'][{name!r}]: {error}"))
 
 
-def _policy(name: Any, definition: Any, algo: str) -> Policy:
+def _policy(name: Any, definition: Any, algo: str) -> tuple[Policy, RequestOptions]:
     if name == DEFAULT:
         raise PolicyError("'default' is the policy of MAX_REQUESTS and WINDOW_SIZE; choose another name.")
     if not isinstance(definition, Mapping) or "rate" not in definition:
@@ -265,7 +270,11 @@ def _policy(name: Any, definition: Any, algo: str) -> Policy:
     refuse_unknown(definition, POLICY_OPTIONS)
     # With the algorithm, so that a burst without a token bucket is found here and not by the first request.
     defaults = {"algo": algo} if algo in ALGORITHMS else {}
-    return Policy(name, **{**defaults, **definition})
+    own = {option: value for option, value in definition.items() if option not in REQUEST_OPTIONS}
+    policy, options = Policy(name, **{**defaults, **own}), parse_options(definition)
+    if problem := cost_problem(options.cost, policy):
+        raise PolicyError(problem)
+    return policy, options
 
 
 def _rules(entries: Any, policies: Mapping[str, Policy], problems: list[Problem]) -> Iterator[Rule]:

@@ -38,6 +38,7 @@ from rlaas_django.core.policy import (
     Rate,
 )
 from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
+from rlaas_django.core.text import fold
 from rlaas_django.http import responses
 from rlaas_django.http import rules as http_rules
 from rlaas_django.http.identity import client_address
@@ -134,6 +135,7 @@ __all__ = [
     "escape_for_log",
     "exempt_views",
     "flush_statistics",
+    "fold",
     "forget_limits",
     "forget_loaded_urls",
     "have_no_background_thread",

@@ -46,6 +46,11 @@ def found() -> list[tuple[str, str]]:
         ({"path": "/a", "policies": [["search"]]}, "no policy ['search']"),
         ({"path": "/a", "policies": ["search"], "exempt": True}, "has policies, or exempt: True"),
         ({"path": "/a", "exempt": "yes"}, "has policies, or exempt: True"),
+        ({"path": "/a", "policies": ["search"], "cost": 6}, "policy 'search': the cost 6 exceeds 5"),
+        ({"path": "/a", "policies": ["search"], "cost": 1.5}, "The cost 1.5 is not a whole number"),
+        ({"path": "/a", "charge_when": "401"}, "charge_when '401' is neither a function nor"),
+        ({"path": "/a", "method": "PSOT"}, "'PSOT' is not known; did you mean 'POST'?"),
+        ({"path": "/a", "method": "POST", "methods": ["PUT"]}, "a method or methods, not both"),
     ],
 )
 def test_an_invalid_rule_is_an_error(configure, rule, message):
@@ -80,6 +85,8 @@ def test_an_invalid_rule_is_an_error(configure, rule, message):
         ({"RESPONSE": 5}, "E010", "should be a callable"),
         ({"POLICIES": {"a": {"rate": "5/m", "key": "no.such.key"}}}, "E011", "'no.such.key' cannot be imported"),
         ({"POLICIES": {"a": {"rate": "5/m", "key": "math.pi"}}}, "E011", "'math.pi' is not a callable"),
+        ({"POLICIES": {"a": {"rate": "5/m", "cost": "math.pi"}}}, "E011", "Policy 'a': its cost 'math.pi' is not"),
+        ({"POLICIES": {"a": {"rate": "5/m", "charge_when": "no.such"}}}, "E011", "'no.such' cannot be imported"),
     ],
 )
 def test_an_invalid_or_dangerous_value_is_reported(configure, options, code, message):
@@ -87,6 +94,13 @@ def test_an_invalid_or_dangerous_value_is_reported(configure, options, code, mes
     ((seen, text),) = found()
     assert seen == code
     assert message in text
+
+
+def test_a_dotted_path_of_a_rule_that_is_no_function_is_an_error(settings, configure):
+    settings.MIDDLEWARE = [OURS]
+    configure(MIDDLEWARE=[{"path": "/a", "charge_when": "math.pi"}])
+    ((code, message),) = found()
+    assert (code, message) == ("E011", "RATE_LIMITER['MIDDLEWARE'][0]: its charge_when 'math.pi' is not a callable.")
 
 
 def test_listed_proxies_are_accepted(configure):

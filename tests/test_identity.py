@@ -220,7 +220,7 @@ def test_each_kind_of_key_reads_its_part_of_the_request(key, options, identity):
         ("post:q", {"method": "post", "data": '["q"]', "content_type": JSON}),
         ("post:q", {"method": "post", "data": '{"q": ["x"]}', "content_type": JSON}),
         ("post:q", {"method": "post", "data": '{"q": true}', "content_type": JSON}),
-        ("post:q", {"method": "post", "data": '{"q": 1.5}', "content_type": JSON}),
+        ("post:q", {"method": "post", "data": '{"q": [1.5]}', "content_type": JSON}),
         ("post:q", {"method": "post", "data": '{"q": "x"', "content_type": JSON}),
         ("post:q", {"method": "post", "data": b'{"q": "\xff"}', "content_type": JSON}),
         ("post:q", {"method": "post", "data": "[" * 100_000, "content_type": JSON}),

@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from http import HTTPMethod
-from typing import Any
+from typing import Any, NamedTuple
 
 from .policy import DOTTED_PATH, MAX_COST, SLIDING_WINDOW_COMPACT, Policy, PolicyError, Rate, nearest, shown
 
 METHODS = tuple(method.value for method in HTTPMethod)
+OPTIONS = ("method", "cost", "charge_when")
+
+
+class RequestOptions(NamedTuple):
+    """What a policy of the settings, a rule or a decorator says about requests."""
+
+    cost: Any = 1  # or a function of the request, or its dotted path
+    methods: frozenset[str] | None = None  # None: all
+    charge_when: Any = None  # a function of the response, or its dotted path
+
+    def over(self, other: RequestOptions) -> RequestOptions:
+        """Return these options, and the other ones where these are not set; methods have to be in both."""
+        methods = other.methods if self.methods is None else self.methods & (other.methods or self.methods)
+        return RequestOptions(
+            other.cost if self.cost == 1 else self.cost, methods, self.charge_when or other.charge_when
+        )
+
+
+def parse_options(options: Mapping[str, Any]) -> RequestOptions:
+    """Parse the options of an entry in the settings."""
+    method, cost, charge_when = options.get("method"), options.get("cost", 1), options.get("charge_when")
+    check_cost(cost)
+    if charge_when is not None:
+        check_function("charge_when", charge_when)
+    return RequestOptions(cost, None if method is None else parse_methods(method), charge_when)
 
 
 def parse_methods(methods: str | Iterable[str]) -> frozenset[str]:

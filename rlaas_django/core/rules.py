@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from .policy import DEFAULT, Policy, PolicyError, nearest
-from .request_options import parse_methods
+from .request_options import OPTIONS as REQUEST_OPTIONS
+from .request_options import cost_problem, parse_options
 
-OPTIONS = ("path", "regex", "methods", "policies", "exempt")
+OPTIONS = ("path", "regex", "methods", "policies", "exempt", *REQUEST_OPTIONS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     """A rule as it is matched."""
 
@@ -21,6 +22,8 @@ class Rule:
     regex: re.Pattern[str] | None
     methods: frozenset[str] | None
     policies: tuple[str, ...]  # empty: exempt
+    cost: Any = 1  # or a function of the request, or its dotted path
+    charge_when: Any = None  # a function of the response, or its dotted path
 
     @property
     def _matches_all_paths(self) -> bool:
@@ -57,17 +60,30 @@ def parse_rule(entry: Any, policies: Mapping[str, Policy]) -> Rule:
     if not isinstance(entry, Mapping):
         raise PolicyError(f'{entry!r} is not a rule; write {{"path": "/api/", "policies": ["search"]}}.')
     refuse_unknown(entry, OPTIONS)
-    path, regex, methods = entry.get("path"), entry.get("regex"), entry.get("methods")
+    path, regex = entry.get("path"), entry.get("regex")
     if not isinstance(path, str | None) or (path is not None and not path.startswith("/")):
         raise PolicyError(f"path {path!r} does not begin with a slash.")
     if not isinstance(regex, str | None):
         raise PolicyError(f"regex {regex!r} is not text.")
     if path is not None and regex is not None:
         raise PolicyError("a rule has a path or a regex, not both.")
-    if not isinstance(methods, list | tuple | None):
+    names, (cost, methods, charge_when) = _parse_policies(entry, policies), parse_options(_with_method(entry))
+    for name in names:
+        if problem := cost_problem(cost, policies[name]):
+            raise PolicyError(f"policy {name!r}: {problem}")
+    return Rule(path, None if regex is None else re.compile(regex), methods, names, cost, charge_when)
+
+
+def _with_method(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a rule with its `methods`, a list, as `method`, which is text or a list as in a decorator."""
+    methods = entry.get("methods")
+    if methods is None:
+        return entry
+    if "method" in entry:
+        raise PolicyError("a rule has a method or methods, not both.")
+    if not isinstance(methods, list | tuple):
         raise PolicyError(f'methods {methods!r} is not a list; write ["POST"].')
-    pattern = None if regex is None else re.compile(regex)
-    return Rule(path, pattern, None if methods is None else parse_methods(methods), _parse_policies(entry, policies))
+    return {**entry, "method": methods}
 
 
 def _parse_policies(entry: Mapping[str, Any], policies: Mapping[str, Policy]) -> tuple[str, ...]:

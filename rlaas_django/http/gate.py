@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from django.http import HttpRequest
@@ -19,39 +20,45 @@ from .. import conf, limiter, signals
 from ..backend import UnavailableError
 from ..core.decision import Decision, combine
 from ..limiter.compiled import CompiledPolicySet, compile_policies
-from . import responses
+from . import login, responses
 from .identity import RequestIdentity
 from .limits import Limits, Prepared, with_fixed_rates
 from .request_state import STATE, RequestState
 from .site_functions import call_cost, is_charged
 
+View = Callable[..., Any]
 Resolved = tuple[RequestIdentity, CompiledPolicySet | None, int]
 
 
 class Gate:
     """One request before one set of limits; what sync and async have in common."""
 
-    __slots__ = ("decision", "limits", "names", "prepared", "request", "state")
+    __slots__ = ("cost", "decision", "inner", "limits", "names", "prepared", "request", "state")
 
     def __init__(self, limits: Limits, request: HttpRequest) -> None:
-        self.limits, self.request, config, methods = limits, request, conf.config(), limits.methods
+        self.limits, self.request, config = limits, request, conf.config()
         state: RequestState | None = getattr(request, STATE, None)
         if state is not None:
             state.add_request(request)
         self.state = state or RequestState(request)
         # None where these limits do not apply.
         self.prepared: Prepared | None = None
-        if config.enabled and (methods is None or request.method in methods):
-            self.prepared = config.derived.get(limits) or limits.prepare()
+        self.inner: tuple[Limits, ...] = ()
+        if config.enabled:
+            prepared: Prepared = config.derived.get(limits) or limits.prepare()
+            self.limits, self.inner, methods = prepared.limits, prepared.inner, prepared.limits.methods
+            if methods is None or request.method in methods:
+                self.prepared = prepared
         self.decision: Decision | None = None  # what these limits checked
         self.names: list[str] = []  # of the policies that apply
 
     def resolve(self, prepared: Prepared) -> Resolved:
         """Return who is charged what under which policies: those that were not checked yet, or None."""
-        request, identity, (policies, policy_set, _, calls_site) = self.request, RequestIdentity(self.request), prepared
+        request, identity, policies = self.request, RequestIdentity(self.request), prepared.policies
+        policy_set = prepared.policy_set
         if policy_set is None:
             policies = with_fixed_rates(policies, request)
-        if calls_site:
+        if prepared.calls_site_functions:
             for policy in policies:
                 identity.call_key_function(policy.key)
         if self.state.checked:
@@ -61,7 +68,8 @@ class Gate:
         if policy_set is None and policies:
             policy_set = compile_policies(policies)
         cost = self.limits.cost
-        return identity, policy_set, call_cost(cost, request) if callable(cost) else cost
+        self.cost: int = call_cost(cost, request) if callable(cost) else cost
+        return identity, policy_set, self.cost
 
     def refusal(self) -> Decision | None:
         """Return the decision of these limits' policies if it refuses, also by those that other limits checked."""
@@ -81,12 +89,10 @@ class Gate:
         """Return what limits before these charged: a refused request costs nothing."""
         return [each for each in self.state.checked if each[0].allowed] if len(self.state.checked) > 1 else []
 
-    def uncharged(self, response: HttpResponseBase, cost: int) -> list[tuple[Decision, int]]:
+    def uncharged(self, response: HttpResponseBase, decision: Decision) -> list[tuple[Decision, int]]:
         """Return what these limits charged, if their `charge_when` does not count the response."""
-        charge_when, decision = self.limits.charge_when, self.decision
-        if charge_when is None or decision is None or is_charged(charge_when, response):
-            return []
-        return [(decision, cost)]
+        charge_when = self.limits.charge_when
+        return [] if charge_when is None or is_charged(charge_when, response) else [(decision, self.cost)]
 
     @property
     def response(self) -> responses.Respond | None:
@@ -107,6 +113,9 @@ def enter(
 ) -> HttpResponseBase:
     """Return the view's response, or a refusal."""
     gate = Gate(limits, request)
+    limits = gate.limits
+    if gate.inner or limits.charge_when is not None:
+        view = _wrap(gate, view, enter, _watch)
     gate.state.depth += 1
     try:
         if gate.prepared is not None:
@@ -121,8 +130,6 @@ def enter(
             return _refuse(gate, refusal)
         response = view(*args, **kwargs)
         if isinstance(response, HttpResponseBase):  # otherwise Django tells the view's author
-            if limits.charge_when is not None and gate.decision is not None:
-                _refund(gate, gate.uncharged(response, cost))
             responses.add_headers(response, gate.state.decision)
         return response
     except Exception:
@@ -138,6 +145,9 @@ async def aenter(
 ) -> HttpResponseBase:
     """As `enter`, natively async."""
     gate = Gate(limits, request)
+    limits = gate.limits
+    if gate.inner or limits.charge_when is not None:
+        view = _wrap(gate, view, aenter, _awatch)
     gate.state.depth += 1
     gate.state.view_reached = False  # other limits before these may have called us as their view
     try:
@@ -154,8 +164,6 @@ async def aenter(
         gate.state.view_reached = limits.before_view
         response = await view(*args, **kwargs)
         if isinstance(response, HttpResponseBase):
-            if limits.charge_when is not None and gate.decision is not None:
-                await _arefund(gate, gate.uncharged(response, cost))
             responses.add_headers(response, gate.state.decision)
         return response
     except asyncio.CancelledError:
@@ -167,6 +175,30 @@ async def aenter(
         raise
     finally:
         gate.state.leave()
+
+
+def _wrap(gate: Gate, view: View, enter: View, watch: View) -> View:
+    """Put what else applies around a view: limits that are decided by themselves, and `charge_when`."""
+    for part in reversed(gate.inner):
+        view = partial(enter, part, gate.request, view)
+    return view if gate.limits.charge_when is None else partial(watch, gate, view)
+
+
+def _watch(gate: Gate, view: View, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a view, and refund what `charge_when` does not count."""
+    with login.watched():
+        response = view(*args, **kwargs)
+        if gate.decision is not None and isinstance(response, HttpResponseBase):
+            _refund(gate, gate.uncharged(response, gate.decision))
+        return response
+
+
+async def _awatch(gate: Gate, view: View, /, *args: Any, **kwargs: Any) -> Any:
+    with login.watched():
+        response = await view(*args, **kwargs)
+        if gate.decision is not None and isinstance(response, HttpResponseBase):
+            await _arefund(gate, gate.uncharged(response, gate.decision))
+        return response
 
 
 async def reach_view(request: HttpRequest, *_: Any) -> None:

@@ -17,6 +17,7 @@ from django.http import HttpRequest, RawPostDataException
 from .. import conf, log
 from ..core.keys import IPAddress, Name, key_kind, parse_address
 from ..core.policy import KeyFunction
+from ..core.text import fold
 from .site_functions import call_key
 
 
@@ -71,16 +72,27 @@ def _user(request: HttpRequest) -> Name | None:
     return str(user.pk) if user is not None and user.is_authenticated and user.pk is not None else None
 
 
-def _posted(request: HttpRequest, name: str) -> Name | None:
-    """Return a field of the form, or of a JSON object: a text or a whole number."""
-    if not (request.content_type or "").endswith(("/json", "+json")):
-        return request.POST.get(name)
+def _posted(request: HttpRequest, name: str) -> str | None:
+    """Return a field of the form, or of a JSON object, as user names are compared: whatever its spelling, it is one."""
+    data: Any = getattr(request, "data", None)  # of Django REST framework, which has read the body
+    if data is None:
+        is_json = (request.content_type or "").endswith(("/json", "+json"))
+        data = _json(request) if is_json else request.POST
+    found = data.get(name) if isinstance(data, Mapping) else None
+    if isinstance(found, bool) or not isinstance(found, (str, int, float)):
+        return None  # a list, say, which no view takes for a user name
+    return fold(str(found)) or None
+
+
+def _json(request: HttpRequest) -> Any:
     try:
-        posted = json.loads(request.body)  # up to DATA_UPLOAD_MAX_MEMORY_SIZE
+        body = request.body  # up to DATA_UPLOAD_MAX_MEMORY_SIZE
+        try:
+            return json.loads(body.decode(request.encoding or "utf-8"))  # as REST framework does
+        except (ValueError, LookupError):  # also for a codec that is not of text
+            return json.loads(body)
     except (ValueError, RecursionError, RawPostDataException):
         return None
-    found = posted.get(name) if isinstance(posted, dict) else None
-    return found if type(found) in (str, int) else None
 
 
 _token68 = re.compile(r"([A-Za-z0-9._~+/-]+)=*").fullmatch  # RFC 9110: what a credential is written in

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import FunctionType
@@ -16,6 +16,7 @@ from .. import conf
 from ..core import registry
 from ..core.keys import key_kind
 from ..core.policy import Policy, Rate
+from ..core.request_options import RequestOptions
 from ..limiter.compiled import CompiledPolicySet, compile_policies
 from .responses import Respond
 from .site_functions import call_rate, site_function
@@ -30,6 +31,8 @@ decorated: WeakKeyDictionary[Callable[..., Any], tuple[Limits, Callable[..., Any
 class Prepared(NamedTuple):
     """Limits under the present settings."""
 
+    limits: Limits  # with the options that the settings give their policies
+    inner: tuple[Limits, ...]  # of the policies that have other options; each is decided by itself, inside these
     policies: tuple[Policy, ...]
     policy_set: CompiledPolicySet | None  # None where a rate depends on the request
     needs_user: bool  # a policy counts users, or a function of the site's may read `request.user`
@@ -48,6 +51,7 @@ class Limits:
     charge_when: Callable[[HttpResponseBase], Any] | None = None
     charge_on_error: bool = True
     before_view: bool = True  # False for rules of the middleware: other middleware runs between them and the view
+    with_options: bool = True  # whether the options that the settings give a policy apply
 
     def __post_init__(self) -> None:
         if self.charge_when is not None or not self.charge_on_error:
@@ -56,20 +60,42 @@ class Limits:
     def prepare(self) -> Prepared:
         """Compile the policies, once per Config."""
         config = conf.config()
-        self.cost, self.response = site_function(self.cost), site_function(self.response)
-        self.charge_when = site_function(self.charge_when)
-        policies = tuple(config.policy(each) if isinstance(each, str) else each for each in self.policies)
+        first, *inner = self._parts(config.request_options)
+        first.cost, first.response = site_function(first.cost), site_function(first.response)
+        first.charge_when = site_function(first.charge_when)
+        policies = tuple(config.policy(each) if isinstance(each, str) else each for each in first.policies)
         fixed = bool(policies) and all(isinstance(policy.rate, Rate) for policy in policies)
-        site = callable(self.cost) or any(key_kind(each.key) == "key" or callable(each.rate) for each in policies)
+        site = callable(first.cost) or any(key_kind(each.key) == "key" or callable(each.rate) for each in policies)
         user = site or any(policy.key in ("user", "user_or_ip") for policy in policies)
-        config.derived[self] = prepared = Prepared(policies, compile_policies(policies) if fixed else None, user, site)
+        compiled = compile_policies(policies) if fixed else None
+        config.derived[self] = prepared = Prepared(first, tuple(inner), policies, compiled, user, site)
         return prepared
+
+    def _parts(self, options_of: Mapping[str, RequestOptions]) -> list[Limits]:
+        """Return these limits, or where policies have options of their own, limits for each set of options."""
+        if not self.with_options or options_of.keys().isdisjoint(map(str, self.policies)):
+            return [self]
+        own = RequestOptions(self.cost, self.methods, self.charge_when)
+        parts: list[tuple[RequestOptions, list[str | Policy]]] = []
+        for policy in self.policies:
+            named = options_of.get(policy) if isinstance(policy, str) else None
+            options = own if named is None else own.over(named)
+            part = next((policies for each, policies in parts if each == options), None)
+            if part is None:
+                parts.append((options, [policy]))
+            else:
+                part.append(policy)
+        plain = replace(self, with_options=False)
+        return [replace(plain, policies=tuple(policies), **options._asdict()) for options, policies in parts]
 
     @property
     def joinable(self) -> bool:
         """Whether other limits can be decided in the same call: all of them are charged, or refused in the same way."""
         plain = self.block and self.response is None and self.charge_when is None and self.charge_on_error
-        return plain and bool(self.policies) and not self.prepare().calls_site_functions
+        if not plain or not self.policies:
+            return False
+        prepared = self.prepare()
+        return prepared.limits is self and not prepared.calls_site_functions
 
 
 def with_limits_of_view(limits: Limits, view: Callable[..., Any], request: HttpRequest) -> Limits:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any
 
 from django.http import HttpRequest
@@ -12,35 +11,43 @@ from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
 from .. import conf
 from ..core import registry
 from ..core.policy import DEFAULT
+from ..core.rules import Rule
 from .limits import Limits, decorated, with_limits_of_view
 
 OWN_PAGES = "/rlaas_django/ratelimit/"  # in the path of every page of the admin panel, wherever the admin is
+
+EVERYTHING = Rule(None, None, None, (DEFAULT,))
+EXEMPT = Rule(None, None, None, ())
 
 _loaded: set[Any] = set()  # the URLconfs that were imported, and with them the views
 
 
 def limits_of_request(request: HttpRequest) -> Limits:
     """Return the limits of a request; none where it is exempt, or where rules are written and none matches."""
-    policies = _policies(request)
-    if not policies or not _needs_view(request):
-        return _limits(policies)
+    rule = _matching_rule(request)
+    if not rule.policies or not _needs_view(request):
+        return _limits(rule)
     try:
         match = resolve(request.path_info, getattr(request, "urlconf", None))
     except Resolver404:
-        return _limits(policies)
-    return _limits(()) if _is_exempt(match) else with_limits_of_view(_limits(policies), match.func, request)
+        return _limits(rule)
+    return _limits(EXEMPT) if _is_exempt(match) else with_limits_of_view(_limits(rule), match.func, request)
 
 
-def _policies(request: HttpRequest) -> tuple[str, ...]:
+def _matching_rule(request: HttpRequest) -> Rule:
     rules = conf.config().rules
     if not rules:
-        return (DEFAULT,)
-    return next((rule.policies for rule in rules if rule.matches(request.path_info, request.method)), ())
+        return EVERYTHING
+    return next((rule for rule in rules if rule.matches(request.path_info, request.method)), EXEMPT)
 
 
-@lru_cache(maxsize=256)
-def _limits(policies: tuple[str, ...]) -> Limits:
-    return Limits(policies, before_view=False)
+def _limits(rule: Rule) -> Limits:
+    derived = conf.config().derived
+    limits: Limits | None = derived.get(rule)
+    if limits is None:
+        limits = Limits(rule.policies, rule.cost, charge_when=rule.charge_when, before_view=False)
+        derived[rule] = limits
+    return limits
 
 
 def _needs_view(request: HttpRequest) -> bool:

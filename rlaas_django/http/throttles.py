@@ -26,7 +26,7 @@ class PolicyLimits:
     """What a throttle checks that names policies; the default one unless others are named."""
 
     def __init__(self, name: str, policies: Iterable[str | Policy]) -> None:
-        self.name, self._limits = name, Limits(tuple(policies) or (DEFAULT,))
+        self.name, self._limits = name, Limits(tuple(policies) or (DEFAULT,), with_options=False)
         self._names = set(map(str, self._limits.policies))
         registry.sources.add(self)
 

@@ -50,7 +50,9 @@ DEFAULTS: dict[str, Any] = {
 SERVICE_OPTIONS = ("TOKENS", "AUTHENTICATE")
 POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow", "label", *REQUEST_OPTIONS)
 HEADER_FAMILIES = ("RateLimit", "X-RateLimit")
-REDIS_BACKENDS = "django_redis.cache.RedisCache or django.core.cache.backends.redis.RedisCache"
+REDIS_BACKENDS = (
+    "django_redis.cache.RedisCache, django.core.cache.backends.redis.RedisCache or django_valkey.cache.ValkeyCache"
+)
 PROXY_HEADERS = {
     None: ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED"),  # the first that is there
     "X-Forwarded-For": ("HTTP_X_FORWARDED_FOR",),

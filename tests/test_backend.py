@@ -332,8 +332,8 @@ def test_ours_is_the_older_protocol_whatever_the_caches_is(limiter, start, use, 
 @pytest.mark.parametrize(
     ("alias", "message"),
     [
-        ("locmem", "'locmem'.*LocMemCache.*use django_redis.cache.RedisCache or django.core.cache.*RedisCache"),
-        ("dummy", "'dummy'.*DummyCache.*use django_redis.cache.RedisCache or django.core.cache.*RedisCache"),
+        ("locmem", "'locmem'.*LocMemCache.*use django_redis.cache.RedisCache, django.core.cache.*RedisCache"),
+        ("dummy", "'dummy'.*DummyCache.*use django_redis.cache.RedisCache, django.core.cache.*RedisCache"),
         ("fakerdis", r"should name an alias in CACHES.*'fakerdis'.*did you mean 'fakeredis'\?"),
         ("nowhere", "should name an alias in CACHES.*'nowhere'"),
     ],

@@ -41,12 +41,30 @@ def redis_client(alias: str) -> Any:
         # Django's own RedisCache has no public way to its client.
         cache: Any = getattr(caches[alias], "_cache", None)
         client = cache.get_client(write=True) if hasattr(cache, "get_client") else None
+    if type(client).__module__.startswith("valkey."):
+        client = _as_redis_client(client)
     if not isinstance(client, (redis.Redis, redis.RedisCluster)):
         raise ImproperlyConfigured(
             f"RATE_LIMITER['CACHE'] names {alias!r}, whose backend {entry.get('BACKEND')!r} gives no Redis client; "
             f"use {conf.REDIS_BACKENDS}."
         )
     return client
+
+
+_CONNECTION_CLASSES = {
+    each.__name__: each for each in (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection)
+}
+
+
+def _as_redis_client(client: Any) -> redis.Redis | None:
+    """Return a redis-py client for the one server of a valkey-py client (django-valkey); None if there are more."""
+    pool = getattr(client, "connection_pool", None)  # a cluster has none
+    connection_class = _CONNECTION_CLASSES.get(getattr(pool, "connection_class", type).__name__)
+    if pool is None or connection_class is None:  # Sentinel's, or the site's own
+        return None
+    # What valkey-py adds to the site's options is of its own classes.
+    options = {name: value for name, value in pool.connection_kwargs.items() if name not in ("parser_class", "retry")}
+    return redis.Redis(connection_pool=redis.ConnectionPool(connection_class, pool.max_connections, **options))
 
 
 def registered_scripts(alias: str) -> dict[str, Any]:

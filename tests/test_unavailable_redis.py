@@ -246,6 +246,23 @@ def test_new_connection_closed_amid_a_call_opens_the_breaker(limiter, target, us
     assert not limiter.check("alice", ROOMY).degraded
 
 
+def test_missing_password_opens_the_breaker(limiter, target, use_url, breaker_clock):
+    """Redis 7.0 rejects a call of more than ten arguments with a protocol error then, and closes the connection."""
+    use_url(target.node.url)
+    policies = [Policy(f"p{n}", (100, YEAR)) for n in range(3)]
+    client = target.node.client()
+    client.config_set("requirepass", "s3cret")
+    try:
+        before = client.info("stats")["total_connections_received"]
+        assert all(limiter.check("alice", policies).degraded for _ in range(20))
+        assert client.info("stats")["total_connections_received"] - before <= 2
+        assert circuit_breaker().error is not None
+    finally:
+        client.config_set("requirepass", "")
+    breaker_clock.tick_to_probe()
+    assert not limiter.check("alice", policies).degraded
+
+
 def test_usage_counted_locally_is_not_added_to_redis_afterwards(limiter, target, use_url, breaker_clock):
     use_url(target.node.url, TIMEOUT)
     policy = limited("local", key="user_or_ip")

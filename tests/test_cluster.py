@@ -824,6 +824,7 @@ def test_reset_all_empties_every_node_and_leaves_the_keys_of_the_site(cluster):
     assert not any(peek(identity).current_count for identity in IDENTITIES[:30])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:redis")  # of redis-py 6.0 about its own option
 def test_the_cache_works_on_the_cluster(cluster):
     cache, names = caches["default"], IDENTITIES[:30]
     for name in names:

@@ -186,15 +186,15 @@ class Server:
             return error
         if isinstance(error, (TimeoutError, redis.TimeoutError)):
             error = redis.TimeoutError(f"timeout after {timeout or self.timeout:g} s")
-            self.breaker.record_failure(error, opens=False)  # one slow call does not mean that the next one is slow
-        elif type(error) is redis.ConnectionError and not is_new:
+        elif not isinstance(error, redis.RedisError):
+            error = redis.InvalidResponse(f"{self.name} did not reply as Redis does: {error!r}")
+        is_lost = type(error) is redis.ConnectionError
+        if is_lost and not is_new:
             # Closed by the server, or on the way to it. If the server is gone, the connection that replaces it fails.
             self._pool.examine_idle()
             self.breaker.log_error(error)
-        else:
-            if not isinstance(error, redis.RedisError):
-                error = redis.InvalidResponse(f"{self.name} did not reply as Redis does: {error!r}")
-            self.breaker.record_failure(error)
+        else:  # one lost connection, or one slow call, does not mean that the next one fails
+            self.breaker.record_failure(error, opens=not (is_lost or isinstance(error, redis.TimeoutError)))
         return error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import signal
 import time
 
@@ -30,6 +31,7 @@ from tests.internals import (
     Replay,
     Timeline,
     conf,
+    flush_statistics,
     parse_policy,
     parse_time,
     replay_report,
@@ -285,7 +287,7 @@ def test_the_suggested_limit_refuses_at_most_the_share(algo, write, requests, li
     policy = Policy("own", (limit, 60), key="ip", algo=algo, burst=burst if algo == TOKEN_BUCKET else None)
     replay = replayed(policy, requests)
     with Log([write([])], LineParser(), lambda _: True) as log:
-        suggestion = replay_report(replay, log, share)["policies"][0]["suggestion"]
+        suggestion = replay_report([(replay, log)], share)["policies"][0]["suggestion"]
     (found,) = replayed(Policy("suggested", **suggestion), requests).candidates[0].runs
     assert found.refused <= share * len(requests)
 
@@ -328,7 +330,7 @@ def test_lines_a_little_out_of_order_are_sorted(write):
 def test_lines_that_cannot_be_read_are_counted_and_shown(write):
     path = write(["garbage \x1b[31m", line(NOW), "", '{"time": 1}', COMBINED])
     found = replay_json(path, "--policy", "5/m by ip, fixed window")
-    assert (found["lines"], found["unreadable"]) == (5, 2)
+    assert (found["lines"], found["unreadable"]) == (4, 2)
     assert found["unreadable_samples"][0] == {"file": path, "line": 1, "text": "garbage \x1b[31m"}
     assert found["policies"][0]["requests"] == 2
     shown = rlaas("replay", path, "--policy", "5/m by ip, fixed window").out
@@ -555,6 +557,78 @@ def test_nothing_of_a_log_line_reaches_the_terminal_unescaped(write):
         shown = rlaas("replay", write(lines), "--policy", "1/m by user", "--policy", "1/m by ip", *options).out
         assert "owned" in shown
         assert not set(shown) & set("\x1b\x07\x9b\u202e\x7f\r")
+
+
+# The page
+
+
+def written_page(write, tmp_path, lines, *policies) -> str:
+    target = tmp_path / "report.html"
+    options = [word for text in policies for word in ("--policy", text)]
+    assert rlaas("replay", write(lines), *options, "--html", str(target)).code == 0
+    return target.read_text("utf-8")
+
+
+def test_the_page_needs_nothing_else_and_has_a_table_beside_every_chart(write, tmp_path):
+    page = written_page(write, tmp_path, boundary_burst(), "100/m by ip", "20/10s by ip, token bucket, burst 40")
+    assert not re.search(r"https?:|//[a-z]|url\(|@import|<link|src=", page)
+    assert page.count("<h2 ") == 2
+    for card in page.split('<div class="card">')[1:]:
+        assert ("<svg" in card) == ("<table" in card)
+    assert page.count("<table") == 8
+    assert "limit 100" in page
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_nothing_of_a_log_line_reaches_the_page_unescaped(write, tmp_path):
+    lines = [line(NOW + n, DANGEROUS, DANGEROUS, user=DANGEROUS) for n in range(10)] + [DANGEROUS]
+    page = written_page(write, tmp_path, lines, "1/m by user", "1/m by ip")
+    assert "owned" in page
+    assert page.count("<script") == 3  # the data of two charts, and our own
+    assert "alert(&quot;x&quot;)" in page
+    assert not set(page) & set("\x1b\x07\x9b\u202e\x7f\r")
+
+
+# The record of shadow policies
+
+
+def test_the_record_of_a_shadow_policy_is_replayed(configure, tmp_path, client):
+    policy = {"rate": "5/m", "key": "ip", "algo": SLIDING_WINDOW_COMPACT, "shadow": True}
+    configure(POLICIES={"site": policy, "other": {"rate": "5/m"}})
+    for _ in range(12):
+        assert check("203.0.113.9", "site").allowed
+    for _ in range(3):
+        check("203.0.113.10", "site")
+    flush_statistics()
+    keys = set(our_keys(client))
+    (found,) = replay_json("--shadow", "--share", "0", "--html", str(tmp_path / "report.html"))["policies"]
+    (run,) = found["algorithms"]
+    assert (found["policy"], found["requests"], found["identities"], run["refused"]) == ("site", 15, 1, 7)
+    assert run["limit_for_share"] == 12
+    assert run["worst"] == [{"identity": "203.0.113.9", "refused": 7}]
+    assert found["suggestion"] == {"rate": "12/m", "key": "ip", "algo": SLIDING_WINDOW_COMPACT}
+    runs = replay_json("--shadow", "--algo", "fixed window", "--algo", "token bucket")["policies"][0]["algorithms"]
+    assert [each["algorithm"] for each in runs] == [FIXED_WINDOW, TOKEN_BUCKET]
+    assert set(our_keys(client)) == keys
+    assert "203.0.113.9" in (tmp_path / "report.html").read_text()
+
+
+def test_without_a_shadow_policy_there_is_no_record(configure):
+    configure(POLICIES={"site": {"rate": "5/m"}})
+    result = rlaas("replay", "--shadow")
+    assert result.code == 1
+    assert '"shadow": True' in result.err
+
+
+def test_a_shadow_policy_without_a_record_exits_with_an_error(configure, tmp_path):
+    configure(POLICIES={"site": {"rate": "5/m", "shadow": True}})
+    assert rlaas("replay", "--shadow", "--html", str(tmp_path / "report.html")).code == 1
+
+
+def test_the_record_is_not_for_other_policies(configure, write):
+    result = rlaas("replay", write([]), "--shadow")
+    assert result.code == 1
+    assert "takes neither a log nor a --policy" in result.err
 
 
 # Bounds

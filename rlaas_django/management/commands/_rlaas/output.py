@@ -81,6 +81,11 @@ def duration(seconds: float) -> str:
     return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
 
 
+def plural(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 line`, `2,000 lines`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def percent(share: float) -> str:
     """Return a share as `12.3 %`, with three digits that matter."""
     return f"{100 * share:.3g} %" if share < 0.0999 else f"{100 * share:.1f} %"

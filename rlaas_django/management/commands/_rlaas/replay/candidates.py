@@ -12,7 +12,7 @@ from ..... import backend, conf
 from .....backend.commands import Call
 from .....core.clock import frozen_clock
 from .....core.keys import decode, identify, key_kind
-from .....core.policy import FIXED_WINDOW, Policy, PolicyError
+from .....core.policy import FIXED_WINDOW, Policy
 from .....limiter.compiled import ALLOWED, RETRY_AFTER, Check, CompiledPolicySet, UniqueIds
 from .log_lines import Request
 from .timeline import Timeline
@@ -110,6 +110,11 @@ class Candidate:
         self._numbers = itertools.count()
         self._length = policy.window * 1000
 
+    @property
+    def certain_limit(self) -> int:
+        """The demand up to which no request is refused: of a token bucket, the lower of its limit and its burst."""
+        return min(self.policy.fixed_rate.limit, self.policy.capacity)
+
     def client(self, request: Request) -> Client | None:
         """Return the client of a request; None if the log does not tell it."""
         value = self._value(request)
@@ -126,9 +131,9 @@ class Candidate:
         """Return the client of a name: a new one, or a known one under another name, as IPv6 addresses have many."""
         if not name:
             return None
-        known = {"ip": ip}
+        known: dict[Any, Any] = {"ip": ip}
         if value:
-            known["user" if self.policy.key == "user_or_ip" else str(self.policy.key)] = value
+            known["user" if self.policy.key == "user_or_ip" else self.policy.key] = value
         identity = identify(known, self.policy, conf.config().encoding)
         client = self.clients.get(identity)
         if client is None:
@@ -157,6 +162,13 @@ class Candidate:
                 else:
                     run.add_refused(client, reply[RETRY_AFTER])
                     timeline.add(now, run.number + 1)
+
+    def add_within_limit(self, requests: int) -> None:
+        """Count requests that are only known to be within the limit."""
+        if requests > 0:
+            self.requests += requests
+            for histogram in self.demand:
+                histogram.add(self.certain_limit, requests)
 
     def idle_clients(self) -> dict[str, Client]:
         """Return the clients to forget: those without any state, or the tenth that was idle the longest."""
@@ -189,8 +201,6 @@ class Candidate:
 def _value_function(policy: Policy) -> Callable[[Request], str]:
     """Return the function that takes from a request what a policy counts by; '' where the address counts."""
     key, kind = str(policy.key), key_kind(policy.key)
-    if kind == "key":
-        raise PolicyError(f"{policy.key!r} is a function of the request, which a log does not tell.")
     parameter = key.partition(":")[2]
     functions: dict[str, Callable[[Request], str]] = {
         "ip": lambda _: "",

@@ -4,30 +4,40 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from .....core.policy import SLIDING_WINDOW_COMPACT, Rate
-from ..output import Output, Styled, duration, percent
+from ..output import Output, Styled, duration, percent, plural
 from .candidates import Candidate, Run
 from .execution import Replay
+from .shadow import ShadowLog
 from .sources import Log
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
-def report(replay: Replay, log: Log, share: float) -> dict[str, Any]:
+def report(replays: Sequence[tuple[Replay, Log | ShadowLog]], share: float) -> dict[str, Any]:
     """Return what was found; `share` is the share of requests that may be refused."""
-    times = [start for start, _ in replay.timeline.steps()]
+    for replay, log in replays:
+        if isinstance(log, ShadowLog) and not log.filtered:
+            for candidate in replay.candidates:
+                candidate.add_within_limit(log.decisions - candidate.requests)
+    logs = [log for _, log in replays]
+    times = [start for replay, _ in replays for start, _ in replay.timeline.steps()]
+    ends = [start + replay.timeline.width for replay, _ in replays for start, _ in replay.timeline.steps()]
+    samples = [{"file": path, "line": number, "text": text} for log in logs for path, number, text in log.samples]
     return {
-        "lines": log.lines,
-        "unreadable": log.unreadable,
-        "unreadable_samples": [{"file": path, "line": number, "text": text} for path, number, text in log.samples],
-        "filtered": log.filtered,
-        "from": _iso(times[0]) if times else None,
-        "until": _iso(times[-1] + replay.timeline.width) if times else None,
+        "lines": sum(log.lines for log in logs),
+        "replayed": sum(log.lines - log.unreadable - log.filtered for log in logs),
+        "unreadable": sum(log.unreadable for log in logs),
+        "unreadable_samples": samples,
+        "filtered": sum(log.filtered for log in logs),
+        "from": _iso(min(times)) if times else None,
+        "until": _iso(max(ends)) if times else None,
         "wanted_share": share,
-        "policies": [_policy(candidate, share) for candidate in replay.candidates],
+        "policies": [_policy(candidate, share) for replay, _ in replays for candidate in replay.candidates],
     }
 
 
@@ -38,7 +48,7 @@ def _policy(candidate: Candidate, share: float) -> dict[str, Any]:
         "policy": candidate.text,
         "rate": str(policy.rate),
         "window": policy.window,
-        "key": policy.key,
+        "key": str(policy.key),
         "requests": candidate.requests,
         "identities": candidate.identities,
         "identities_are_approximate": candidate.approximate,
@@ -67,31 +77,38 @@ def _run(candidate: Candidate, run: Run, share: float) -> dict[str, Any]:
 
 def _limit_for_share(candidate: Candidate, run: Run, share: float) -> tuple[int, int | None]:
     """Return the smallest limit that is sure to refuse at most a share, and the burst in the same proportion to it."""
-    policy = run.policy
-    needed, maximum = candidate.demand[run.measure].smallest_limit(share), Rate.maximum(policy.window)
-    if policy.burst is None:
-        return min(needed, maximum), None
+    rate, burst = run.policy.fixed_rate, run.policy.burst
+    needed, maximum = candidate.demand[run.measure].smallest_limit(share), Rate.maximum(rate.window)
     # A bucket refuses no request whose demand is within both its limit and its burst.
-    limit = max(needed, -(-needed * policy.fixed_rate.limit // policy.burst))
-    return min(limit, maximum), min(-(-limit * policy.burst // policy.fixed_rate.limit), maximum)
+    limit = needed if burst is None else max(needed, -(-needed * rate.limit // burst))
+    if run.refused <= share * candidate.requests:  # as the replay has shown
+        limit = min(limit, rate.limit)
+    if burst is not None:
+        burst = min(-(-limit * burst // rate.limit), maximum)
+    return min(limit, maximum), burst
 
 
 def _suggestion(candidate: Candidate, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return an entry for RATE_LIMITER['POLICIES']: of several algorithms, the exact one that takes little memory."""
     chosen = next((run for run in runs if run["algorithm"] == SLIDING_WINDOW_COMPACT), runs[0])
     rate = Rate(max(1, chosen["limit_for_share"]), candidate.policy.window)
-    entry = {"rate": str(rate), "key": candidate.policy.key, "algo": chosen["algorithm"]}
+    entry = {"rate": str(rate), "key": str(candidate.policy.key), "algo": chosen["algorithm"]}
     return entry if chosen["burst_for_share"] is None else {**entry, "burst": chosen["burst_for_share"]}
+
+
+def policy_entry(policy: dict[str, Any]) -> str:
+    """Return the suggestion as it is written in RATE_LIMITER['POLICIES']."""
+    name = "per-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", policy["key"])
+    return f"{json.dumps(name)}: {json.dumps(policy['suggestion'])},"
 
 
 def show(found: dict[str, Any], output: Output, seconds: float) -> None:
     """Print a report."""
-    replayed = found["lines"] - found["unreadable"] - found["filtered"]
-    output.line(f"Replayed {replayed:,} requests, {found['from']} to {found['until']}, in {seconds:.1f} s.")
+    output.line(f"Replayed {found['replayed']:,} requests, {found['from']} to {found['until']}, in {seconds:.1f} s.")
     if found["filtered"]:
         output.line(f"{found['filtered']:,} others do not match --path, --method or --status.")
     if found["unreadable"]:
-        output.line(Styled(f"{found['unreadable']:,} lines could not be read:", "WARNING"))
+        output.line(Styled(f"{plural(found['unreadable'], 'line')} could not be read:", "WARNING"))
         for sample in found["unreadable_samples"]:
             output.line(f"  {sample['file']}:{sample['line']}: {sample['text'][:100]}")
     for policy in found["policies"]:
@@ -136,7 +153,7 @@ def _show_policy(policy: dict[str, Any], output: Output, share: float) -> None:
     _show_worst(policy, output)
     output.line()
     output.line(f"To refuse at most {percent(share)} of the requests, as an entry of RATE_LIMITER['POLICIES']:")
-    output.line(f"  {json.dumps('per-' + re.sub('[^a-z_]+', '-', policy['key']))}: {json.dumps(policy['suggestion'])},")
+    output.line(f"  {policy_entry(policy)}")
 
 
 def _show_worst(policy: dict[str, Any], output: Output) -> None:

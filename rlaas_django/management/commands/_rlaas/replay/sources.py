@@ -63,6 +63,8 @@ class Log:
         parse, keep, number = self._parser.parse, self._keep, 0
         try:
             for number, line in enumerate(_lines(file), 1):
+                if not line or line.isspace():
+                    continue
                 self.lines += 1
                 request = parse(line)
                 if request is None:
@@ -75,10 +77,9 @@ class Log:
             self._add_unreadable(path, number + 1, str(error))
 
     def _add_unreadable(self, path: str, number: int, line: str) -> None:
-        if line and not line.isspace():
-            self.unreadable += 1
-            if len(self.samples) < SAMPLES:
-                self.samples.append((path, number, line[:200]))
+        self.unreadable += 1
+        if len(self.samples) < SAMPLES:
+            self.samples.append((path, number, line[:200]))
 
 
 def _lines(file: Any) -> Iterator[str]:

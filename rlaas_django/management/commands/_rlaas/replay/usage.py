@@ -86,10 +86,10 @@ class Histogram:
         self.counts: Counter[int] = Counter()
         self.total = 0
 
-    def add(self, number: int) -> None:
+    def add(self, number: int, times: int = 1) -> None:
         """Count a number."""
-        self.total += 1
-        self.counts[number if number <= self.EXACT else rounded_up(number)] += 1
+        self.total += times
+        self.counts[number if number <= self.EXACT else rounded_up(number)] += times
 
     def quantile(self, share: float) -> int:
         """Return the smallest number that at least this share of the numbers do not exceed; 0 if there is none."""

@@ -16,7 +16,7 @@ from django.urls import path, reverse
 from prometheus_client.parser import text_string_to_metric_families
 
 from rlaas_django import check, peek
-from tests.http import AUTHENTICATION, rate_limit_fields
+from tests.http import AUTHENTICATION, OURS, rate_limit_fields
 from tests.internals import (
     ALGORITHMS,
     SCRIPTS,
@@ -467,6 +467,12 @@ async def test_under_asgi_the_event_loop_decides(settings, configure, monkeypatc
     response = await AsyncClient().get("/rlaas/check?userId=a", headers={"Authorization": f"Bearer {LESSER}"})
     assert response.status_code == 200
     assert loops == [asyncio.get_running_loop()]
+
+
+def test_the_middleware_does_not_limit_the_service(service, settings):
+    settings.MIDDLEWARE = [OURS]
+    assert [service.get(f"check?userId=user-{i}").status_code for i in range(9)] == [200] * 9
+    assert [service.get("/search").status_code for _ in range(4)] == [200, 200, 200, 429]
 
 
 def test_the_service_works_where_every_request_is_a_transaction(service, settings):

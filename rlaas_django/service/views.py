@@ -13,6 +13,7 @@ from .. import limiter
 from ..backend import UnavailableError
 from ..core.callers import Caller
 from ..core.decision import Decision
+from ..decorators import rate_limit_exempt
 from . import auth
 from .answers import unavailable, with_headers
 from .endpoints import Operation
@@ -37,6 +38,7 @@ class Endpoint(NamedTuple):
 def sync_view(endpoint: Endpoint) -> Callable[..., HttpResponse]:
     """Return the view of an endpoint for WSGI."""
 
+    @rate_limit_exempt  # a caller has a limit of its own, if it has any
     @csrf_exempt  # where a token says who calls; `auth` checks it where the site's function does
     @transaction.non_atomic_requests
     def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
@@ -61,6 +63,7 @@ def sync_view(endpoint: Endpoint) -> Callable[..., HttpResponse]:
 def async_view(endpoint: Endpoint) -> Callable[..., Awaitable[HttpResponse]]:
     """Return the view of an endpoint for ASGI."""
 
+    @rate_limit_exempt
     @csrf_exempt
     @transaction.non_atomic_requests
     async def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:

@@ -80,6 +80,7 @@ def known_parts() -> dict[str, Callable]:
         panel,
         profile,
         refusal,
+        service,
         views,
     )
 
@@ -90,6 +91,7 @@ def known_parts() -> dict[str, Callable]:
         "async": in_flight.in_flight,
         "commands": commands.commands,
         "views": views.views,
+        "service": service.service,
         "memory": memory.memory,
         "accuracy": accuracy.accuracy,
         "growth": growth.growth,

@@ -10,9 +10,12 @@ import time
 class Line:
     """A connection that is asked over and over; opened anew when the server closes it after an answer."""
 
-    def __init__(self, port: int, path: str) -> None:
+    def __init__(self, port: int, path: str, headers: str, body: str) -> None:
         self.port = port
-        self.request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\n\r\n".encode()
+        headers += "" if "Accept:" in headers else "Accept: */*\r\n"
+        headers += f"Content-Length: {len(body)}\r\n" if body else ""
+        method = "POST" if body else "GET"
+        self.request = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}\r\n{body}".encode()
         self.socket: socket.socket | None = None
 
     def ask(self) -> None:
@@ -49,20 +52,22 @@ class Line:
             self.socket = None
 
 
-def load(port: int, path: str, requests: int, lines: int, status: int | None) -> float:
-    """Seconds for so many requests, each to be answered by the status, if one is given.
+def load(
+    port: int, path: str, requests: int, lines: int, status: int | None, *, headers: str = "", body: str = ""
+) -> float:
+    """Seconds for so many requests, each to be answered by the status, if one is given; with a body by POST.
 
     Answers are read in the order of the questions, which is the order in which a server of one worker gives them.
     """
-    waiting = collections.deque(Line(port, path) for _ in range(lines))
+    waiting = collections.deque(Line(port, path, headers, body) for _ in range(lines))
     began = time.perf_counter()
     for line in waiting:
         line.ask()
     for i in range(requests):
         line = waiting.popleft()
-        found, body = line.answer()
+        found, answer = line.answer()
         if status and found != status:
-            raise RuntimeError(f"{path} answered {found}, not {status}{f': {body[:200]!r}' if found == 500 else ''}")
+            raise RuntimeError(f"{path} answered {found}, not {status}{f': {answer[:200]!r}' if found == 500 else ''}")
         if i < requests - lines:
             line.ask()
             waiting.append(line)

@@ -80,8 +80,8 @@ def _measure(web: Web, entries: list[Entry], number: int, requests: int) -> Shar
         if case.entry.kind == OURS and case.outcome == "refused" and not there:
             shares[case] = Failed("there is no LOCAL_REFUSALS yet")
     with ExitStack() as stack:
-        on = stack.enter_context(_serving(web, "1" if there else ""))
-        off = stack.enter_context(_serving(web, "0")) if there else on
+        on = stack.enter_context(serving(web, "1" if there else "", _bare_path(web)))
+        off = stack.enter_context(serving(web, "0", _bare_path(web))) if there else on
         stack.enter_context(server.pinned(server.OTHER_CORES))
         for _ in rounds(number, f"views: {web.name}"):
             for case, so_far in shares.items():
@@ -108,15 +108,15 @@ def _bare_path(web: Web) -> str:
 
 
 @contextmanager
-def _serving(web: Web, local_refusals: str) -> Iterator[int]:
-    """A web server on the core of the Redis server; its port."""
+def serving(web: Web, local_refusals: str, path: str) -> Iterator[int]:
+    """A web server on the core of the Redis server, once it answers at this path; its port."""
     port = server.free_port()
     bind = ("--bind", f"127.0.0.1:{port}") if web.kind == "sync" else ("--port", str(port))
     environment = {**os.environ, LOCAL_REFUSALS: local_refusals}
     with tempfile.TemporaryFile() as log:  # refusals are logged, as they would be
         process = subprocess.Popen([sys.executable, "-m", *web.command, *bind], env=environment, stderr=log)
         try:
-            _wait_for(process, port, _bare_path(web))
+            _wait_for(process, port, path)
             yield port
         except ConnectionError as error:
             log.seek(0)

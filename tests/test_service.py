@@ -179,6 +179,7 @@ def test_a_batch_decides_each_check_by_itself(service):
     assert [result.get("allowed") for result in results] == [True] * 3 + [False, True, None, None, None, None, True]
     assert [result["error"]["status"] for result in results if "error" in result] == [400, 404, 400, 400]
     assert "did you mean 'search'?" in results[6]["error"]["detail"]
+    assert [len(result.get("outcomes", [])) for result in results] == [0, 0, 0, 0, 2, 0, 0, 0, 0, 0]
     assert all(("receipt" in result) == result.get("allowed", False) for result in results)
     assert peek("bob", "search").current_count == 2
 

@@ -1,13 +1,21 @@
 """Settings of the site: as little around the views as can be."""
 
 import os
+from hashlib import sha256
 
 from benchmarks.settings import *  # noqa: F403
 
 ROOT_URLCONF = "benchmarks.site.urls"
 MIDDLEWARE: list[str] = []
 LOCAL_REFUSALS = "BENCHMARKS_LOCAL_REFUSALS"  # of the environment: 1, 0, or nothing where there is no such setting yet
-RATE_LIMITER = {"LOCAL_REFUSALS": os.environ[LOCAL_REFUSALS] == "1"} if os.environ.get(LOCAL_REFUSALS) else {}
+TOKEN = "rlaas_benchmarks"  # of the HTTP service
+RATE_LIMITER = {
+    **({"LOCAL_REFUSALS": os.environ[LOCAL_REFUSALS] == "1"} if os.environ.get(LOCAL_REFUSALS) else {}),
+    "POLICIES": {"service": {"rate": "10000/d"}},
+    "SERVICE": {
+        "TOKENS": {"bench": {"digests": [sha256(TOKEN.encode()).hexdigest()], "verbs": ["check", "usage"]}},
+    },
+}
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [],
     "DEFAULT_PERMISSION_CLASSES": [],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, NoScriptError, RedisError, ResponseError
@@ -12,6 +12,7 @@ from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, NoScri
 from .client import topology
 from .commands import Call, Message, Word, pack
 from .errors import UnavailableError, next_attempt
+from .multiplexer import MAX_BATCH
 from .server import Address, Server
 from .topology import ClusterTopology, Topology
 
@@ -63,35 +64,43 @@ async def aexecute(where: Topology, call: Call) -> Any:
 
 def execute_each(where: Topology, calls: Sequence[Call]) -> list[Any]:
     """Run independent calls, in one round trip per server; return each reply, or the UnavailableError in its place."""
-    replies: list[Any] = [None] * len(calls)
-    by_server: dict[Server | None, list[int]] = {}
     if not where.servers():
         where.wait_until_known()
-    for i, call in enumerate(calls):
-        by_server.setdefault(where.server_for(call.key), []).append(i)
-    for server, indexes in by_server.items():
-        for start in range(0, len(indexes), MAX_PIPELINE):
-            part = indexes[start : start + MAX_PIPELINE]
-            found = _pipeline(where, server, [calls[i] for i in part])
-            for i, reply in zip(part, found, strict=True):
-                replies[i] = reply
-    return replies
+    parts = _parts(where, calls, MAX_PIPELINE)
+    return _in_order(parts, [_pipeline(where, server, [calls[i] for i in part]) for server, part in parts])
 
 
 async def aexecute_each(where: Topology, calls: Sequence[Call]) -> list[Any]:
-    """As `execute_each`, without blocking the event loop; the multiplexer sends together what comes together."""
-    tasks = [asyncio.ensure_future(aexecute(where, call)) for call in calls]
+    """As `execute_each`, without blocking the event loop; in smaller messages, between which other calls are sent."""
+    if not where.servers():
+        await where.await_until_known()
+    parts = _parts(where, calls, MAX_BATCH)
+    tasks = [asyncio.ensure_future(_apipeline(where, server, [calls[i] for i in part])) for server, part in parts]
     try:
-        replies = await asyncio.gather(*tasks, return_exceptions=True)
+        return _in_order(parts, await asyncio.gather(*tasks))
     except asyncio.CancelledError:
-        for call, task in zip(calls, tasks, strict=True):
-            if task.done() and not task.cancelled() and task.exception() is None:  # others are cancelled with us
-                call.abandon(task.result())
+        for (_, part), task in zip(parts, tasks, strict=True):
+            if task.done() and not task.cancelled():  # the others are cancelled with us
+                for i, reply in zip(part, task.result(), strict=True):
+                    calls[i].abandon(reply)
         raise
-    for reply in replies:
-        if isinstance(reply, BaseException) and not isinstance(reply, UnavailableError):
-            raise reply
-    return replies
+
+
+def _parts(where: Topology, calls: Sequence[Call], size: int) -> list[tuple[Server | None, list[int]]]:
+    """Return the indexes of the calls for each server, in parts of at most this size."""
+    by_server: dict[Server | None, list[int]] = {}
+    for i, call in enumerate(calls):
+        by_server.setdefault(where.server_for(call.key), []).append(i)
+    every = by_server.items()
+    return [(server, part[at : at + size]) for server, part in every for at in range(0, len(part), size)]
+
+
+def _in_order(parts: Sequence[tuple[Server | None, list[int]]], found: Iterable[list[Any]]) -> list[Any]:
+    """Return the replies to the parts in the order of their calls."""
+    replies: dict[int, Any] = {}
+    for (_, part), each in zip(parts, found, strict=True):
+        replies.update(zip(part, each, strict=True))
+    return [replies[i] for i in range(len(replies))]
 
 
 def _pipeline(where: Topology, server: Server | None, calls: Sequence[Call], *, loaded: bool = False) -> list[Any]:
@@ -100,31 +109,74 @@ def _pipeline(where: Topology, server: Server | None, calls: Sequence[Call], *, 
         if server is None or server.breaker.error is not None:
             server = _require(where, server)
         replies: list[Any] = server.send(Message(calls), keep_errors=True)
-        unknown = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError) and not loaded]
-        if unknown:
-            scripts = {script.sha: script for i in unknown if (script := calls[i].script) is not None}
-            server.send(Message(Call(None, "", pack(("SCRIPT", "LOAD", each.text))) for each in scripts.values()))
+        if not loaded and (unknown := _not_loaded(replies)):
+            server.send(_load_scripts(calls, unknown))
             again = _pipeline(where, server, [calls[i] for i in unknown], loaded=True)
             for i, reply in zip(unknown, again, strict=True):
                 replies[i] = reply
     except (UnavailableError, RedisError) as error:
-        failure = error if isinstance(error, UnavailableError) else _unavailable(where, error)
-        return [failure] * len(calls)
+        return [_failure(where, error)] * len(calls)
     for i, reply in enumerate(replies):
         if isinstance(reply, ResponseError):
-            replies[i] = _send_again(where, server, calls[i], reply)
+            replies[i] = _rejected(where, server, calls[i], reply) or _send_again(where, calls[i])
     return replies
 
 
-def _send_again(where: Topology, server: Server, call: Call, error: ResponseError) -> Any:
-    """Return the reply to a call that was redirected; the UnavailableError where it may not be sent again."""
+async def _apipeline(
+    where: Topology, server: Server | None, calls: Sequence[Call], *, loaded: bool = False
+) -> list[Any]:
+    """As `_pipeline`, without blocking the event loop."""
+    try:
+        if server is None or server.breaker.error is not None:
+            server = _require(where, server)
+        replies: list[Any] = await server.asend(Message(calls), keep_errors=True)
+        if not loaded and (unknown := _not_loaded(replies)):
+            await server.asend(_load_scripts(calls, unknown))
+            again = await _apipeline(where, server, [calls[i] for i in unknown], loaded=True)
+            for i, reply in zip(unknown, again, strict=True):
+                replies[i] = reply
+    except (UnavailableError, RedisError) as error:
+        return [_failure(where, error)] * len(calls)
+    for i, reply in enumerate(replies):
+        if isinstance(reply, ResponseError):
+            replies[i] = _rejected(where, server, calls[i], reply) or await _asend_again(where, calls[i])
+    return replies
+
+
+def _not_loaded(replies: Sequence[Any]) -> list[int]:
+    return [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+
+
+def _load_scripts(calls: Sequence[Call], unknown: Sequence[int]) -> Message:
+    """Return the message that loads the scripts of these calls."""
+    scripts = {script.sha: script for i in unknown if (script := calls[i].script) is not None}
+    return Message(Call(None, "", pack(("SCRIPT", "LOAD", each.text))) for each in scripts.values())
+
+
+def _failure(where: Topology, error: UnavailableError | RedisError) -> UnavailableError:
+    return error if isinstance(error, UnavailableError) else _unavailable(where, error)
+
+
+def _rejected(where: Topology, server: Server, call: Call, error: ResponseError) -> UnavailableError | None:
+    """Return the UnavailableError of a call that may not be sent again; None for one that was redirected."""
     if where.clustered and next_attempt(error, loaded=True, is_refund=call.is_refund) is not None:
-        try:
-            return execute(where, call)
-        except UnavailableError as failure:
-            return failure
+        return None
     server.breaker.log_error(error)
     return _unavailable(where, error)
+
+
+def _send_again(where: Topology, call: Call) -> Any:
+    try:
+        return execute(where, call)
+    except UnavailableError as failure:
+        return failure
+
+
+async def _asend_again(where: Topology, call: Call) -> Any:
+    try:
+        return await aexecute(where, call)
+    except UnavailableError as failure:
+        return failure
 
 
 class _Attempts:

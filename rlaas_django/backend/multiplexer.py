@@ -65,10 +65,12 @@ class Multiplexer:
                 if not self._waiting:
                     self._idle = self.loop.create_future()
                     await self._idle
-                while self._waiting and len(self._batch) < MAX_BATCH:
+                commands = 0
+                while self._waiting and commands < MAX_BATCH:
                     call, reply = self._waiting.popleft()
                     if not reply.done():  # cancelled before it was sent
                         self._batch.append((call, reply))
+                        commands += 1 if call.parts is None else len(call.parts)
                 if self._batch:
                     await self._exchange()
                     self._batch = []

@@ -126,10 +126,10 @@ class Server:
             self._record_result(result, admin=timeout is not None, keep_errors=keep_errors)
         return result
 
-    async def asend(self, call: Call) -> Any:
+    async def asend(self, call: Call, *, keep_errors: bool = False) -> Any:
         """As `send`, without blocking the event loop."""
         if self._is_fake:  # fakeredis has no socket, and waits for nothing
-            return self.send(call)
+            return self.send(call, keep_errors=keep_errors)
         loop = asyncio.get_running_loop()
         multiplexer = self._multiplexers.get((self, loop)) or self._open_multiplexer(loop)
         future = multiplexer.execute(call)
@@ -140,7 +140,7 @@ class Server:
                 call.abandon(future.result())
             raise
         if isinstance(result, redis.ResponseError) or self.breaker.failed or call.parts is not None:
-            self._record_result(result)
+            self._record_result(result, keep_errors=keep_errors)
         return result
 
     def close(self) -> None:

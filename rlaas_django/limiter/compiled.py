@@ -75,7 +75,7 @@ class CompiledPolicySet:
         self.in_one_call = config.enabled and not topology.clustered
         # A shadow policy's outcome may change while another one refuses, so such a refusal is not cached.
         self.cacheable = config.local_refusals and self.in_one_call and not any(policy.shadow for policy in policies)
-        self._all_by_user = all(key_kind(policy.key) in ("user", "user_or_ip") for policy in policies)
+        self.all_by_user = all(key_kind(policy.key) in ("user", "user_or_ip") for policy in policies)
         self._override = override_key(hash_tag=topology.clustered)
         pairs, clustered = [*zip(policies, self.arguments, strict=True)], topology.clustered
         self._counters = [counter_key(p.name, a.algo, a.window // 1000, hash_tag=clustered) for p, a in pairs]
@@ -85,7 +85,7 @@ class CompiledPolicySet:
     def identify(self, identity: Identity) -> tuple[str, ...]:
         """Return the encoded identity that each policy counts."""
         if type(identity) is EncodedIdentity or (
-            self._all_by_user and type(identity) is str and is_plain(identity) and identity != GLOBAL
+            self.all_by_user and type(identity) is str and is_plain(identity) and identity != GLOBAL
         ):
             return (identity,) * len(self.policies)
         if len(self.policies) == 1:

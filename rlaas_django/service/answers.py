@@ -46,15 +46,12 @@ def with_headers(response: HttpResponse, decision: Decision) -> HttpResponse:
     return response
 
 
-def decision_json(decision: Decision, caller: Caller | None = None) -> dict[str, Any]:
-    """Return a decision; with its receipt for a caller that may refund."""
-    answer = {
-        "allowed": decision.allowed,
-        "policy": decision.policy.name,
-        **_figures(decision),
-        "degraded": decision.degraded,
-        "outcomes": [_outcome_json(outcome) for outcome in decision.outcomes],
-    }
+def decision_json(decision: Decision, caller: Caller | None = None, *, in_batch: bool = False) -> dict[str, Any]:
+    """Return a decision; with its receipt for a caller that may refund. A batch lists policies only if several."""
+    answer = {"allowed": decision.allowed, "policy": decision.policy.name, **_figures(decision)}
+    answer["degraded"] = decision.degraded
+    if not in_batch or len(decision.outcomes) > 1:
+        answer["outcomes"] = [_outcome_json(outcome) for outcome in decision.outcomes]
     if caller is not None and "refund" in caller.verbs and (receipt := receipts.write(decision)) is not None:
         answer["receipt"] = receipt
     return answer
@@ -110,9 +107,13 @@ def _figures(result: Decision | Outcome) -> dict[str, Any]:
 
 
 def _outcome_json(outcome: Outcome) -> dict[str, Any]:
-    policy = outcome.policy
-    result = {"policy": policy.name, "allowed": outcome.allowed, **_figures(outcome)}
-    return {**result, "shadow": policy.shadow, "degraded": outcome.degraded}
+    return {
+        "policy": outcome.policy.name,
+        "allowed": outcome.allowed,
+        **_figures(outcome),
+        "shadow": outcome.policy.shadow,
+        "degraded": outcome.degraded,
+    }
 
 
 def _policy_json(policy: Policy, default_algo: str) -> dict[str, Any]:

@@ -68,16 +68,15 @@ def check_batch(request: HttpRequest, caller: Caller) -> Operation:
     checks = [each for each in planned if isinstance(each, Check)]
 
     def respond(decisions: list[Decision]) -> HttpResponse:
-        results, decided = [], iter(decisions)
+        results, decided, is_enabled = [], iter(decisions), conf.config().enabled
         for each in planned:
             if isinstance(each, ProblemError):
                 results.append({"error": each.members()})
-            else:
-                decision = next(decided)
-                if conf.config().enabled:
-                    observe(decision, caller.source)
-                _suppress_log(request, decision)
-                results.append(decision_json(decision, caller))
+                continue
+            decision = next(decided)
+            if is_enabled:
+                observe(decision, caller.source)
+            results.append(decision_json(decision, caller, in_batch=True))
         return json_response({"results": results})
 
     return Operation(partial(limiter.check_each, checks), partial(limiter.acheck_each, checks), respond)

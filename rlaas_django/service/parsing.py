@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from django.core.exceptions import RequestDataTooBig
@@ -61,11 +61,14 @@ def read_subject(request: HttpRequest, caller: Caller, fields: Collection[str] =
 def parse_subject(source: Any, caller: Caller, fields: Collection[str] = FIELDS) -> Subject:
     """Return what a JSON object names."""
     require_fields(source, fields)
-    identity, cost = _parse_identity(source), _parse_cost(source.get("cost", 1))
-    return Subject(identity, _compile(_parse_policies(source), caller), cost)
+    policy_set, cost = _compile(_parse_policies(source), caller), _parse_cost(source.get("cost", 1))
+    user = source.get("userId")
+    if policy_set.all_by_user and type(user) is str and user and "identity" not in source:
+        return Subject(user, policy_set, cost)  # nearly every one
+    return Subject(_parse_identity(source), policy_set, cost)
 
 
-def subject_of(identity: Identity, names: Iterable[str], caller: Caller) -> Subject:
+def subject_of(identity: Identity, names: list[str], caller: Caller) -> Subject:
     """Return an identity under some policies."""
     subject = Subject(identity, _compile(names, caller))
     subject.plan()
@@ -147,15 +150,14 @@ def _parse_policies(source: dict[str, Any]) -> list[str]:
     return names
 
 
-def _compile(names: Iterable[str], caller: Caller) -> CompiledPolicySet:
+def _compile(names: list[str], caller: Caller) -> CompiledPolicySet:
     known = conf.config().policies
-    distinct = list(dict.fromkeys(names))
-    for name in distinct:
+    for name in names:
         if name not in known:
             raise ProblemError(404, unknown("policy", name, filter(caller.may_use, known)))
         require_policy(name, caller)
     try:
-        return compile_policies(distinct[0] if len(distinct) == 1 else distinct)
+        return compile_policies(names[0] if len(names) == 1 else list(dict.fromkeys(names)))
     except PolicyError as error:  # its rate is a function of a request
         raise ProblemError(400, str(error)) from None
 

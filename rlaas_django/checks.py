@@ -19,6 +19,7 @@ from .core.keys import key_kind
 from .core.policy import DEFAULT, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, TOKEN_BUCKET, Policy, Rate, nearest
 from .core.request_options import cost_problem
 from .http.site_functions import site_function
+from .http.unknown_users import rules_counted_by_address, views_counted_by_address
 from .middleware import RateLimitMiddleware
 
 OURS = "rlaas_django.middleware.RateLimitMiddleware"
@@ -186,6 +187,11 @@ def _middleware(config: conf.Config) -> Iterator[Problem]:
         listed = ", ".join(map(repr, by_user))
         message = f"RateLimitMiddleware comes before {users}, so users count by address under {listed}."
         yield Problem("W005", message, f"Put it below django.contrib.auth.middleware.{users} in MIDDLEWARE.")
+    with contextlib.suppress(Exception):  # Django's own checks tell what is wrong with the URLs
+        for policy, path, how in rules_counted_by_address(config):
+            message = f"The middleware limits {path} by user under {policy!r}, before {how} has authenticated the user"
+            hint = "Use @rate_limit or a throttle on the view, which know the user; or another key in the rule."
+            yield Problem("W013", f"{message}: its clients count by address.", hint)
 
 
 def _is_ours(middleware: str) -> bool:
@@ -211,6 +217,10 @@ def _decorated_views(config: conf.Config) -> Iterator[Problem]:
     uses = sorted(registry.limits_in_use(), key=lambda limits: limits.name)
     yield from _definitions(uses, config)
     yield from _shared_names(uses)
+    for name, view in views_counted_by_address(config):
+        message = f"{view} is limited by user under {name!r} before its framework has authenticated the user"
+        hint = "Put @rate_limit below the other decorators, next to the view of the framework."
+        yield Problem("W013", f"{message}: its clients count by address.", hint)
     for limits in uses:
         known = [config.policies.get(each) if isinstance(each, str) else each for each in limits.policies]
         for policy in (each for each in (*known, *limits.unnamed) if each is not None):

@@ -18,9 +18,9 @@ from .core.decision import Decision
 from .core.policy import DEFAULT, NAME, RATE_FORMS, KeyFunction, Policy, PolicyError, Rate, RateLike
 from .core.registry import Limits as LimitsInUse
 from .core.request_options import check_cost, check_function, cost_problem, parse_methods
-from .http.gate import aenter, enter
+from .http.api_views import can_defer, is_api_view, runner_of, runner_of_dispatch, take_deferred
 from .http.limits import Limits, decorated
-from .http.view_names import owner_of, policy_name, view_label, view_name
+from .http.view_names import policy_name, view_label, view_name
 
 View = Callable[..., Any]
 ViewT = TypeVar("ViewT", bound=View)  # a function, or a class
@@ -162,6 +162,7 @@ class RateLimit:
         conf.require_app()
         self.views: dict[str, Limits] = {}  # by name
         self._seen: dict[str, set[int]] = {}  # by name: the views that are called so
+        self._before_authentication: set[str] = set()  # names of views
         self.named = tuple(rate for rate in self.rates if isinstance(rate, (str, Policy)))
         if (options or group) and self.named == self.rates:
             words = " and ".join([*options, *(["group"] if group else [])])
@@ -175,6 +176,8 @@ class RateLimit:
         if isinstance(view, (FunctionType, type)) or not hasattr(view, "__wrapped__"):  # not anew for each request
             made_of = getattr(view, "view_class", getattr(view, "cls", view))  # as_view() makes functions of a class
             self._seen.setdefault(view_name(view), set()).add(id(made_of))
+        if is_api_view(getattr(view, "cls", None)) and not can_defer(view):
+            self._before_authentication.add(view_name(view))
         limited: Any = _limited_class(view, limits) if isinstance(view, type) else _limited_function(view, limits)
         # For the system checks, in use as long as the view is; and for the next decorator on the same view.
         limited.rate_limited_by = (*getattr(view, "rate_limited_by", ()), self)
@@ -184,8 +187,9 @@ class RateLimit:
         """Return the views with their policies, for the registry."""
         if self.views:
             seen = {} if self.group or self.named == self.rates else self._seen
+            early = self._before_authentication
             return [
-                LimitsInUse(name, limits.policies, self.applied, views=frozenset(seen.get(name, ())))
+                LimitsInUse(name, limits.policies, self.applied, (), frozenset(seen.get(name, ())), name in early)
                 for name, limits in self.views.items()
             ]
         # method_decorator shows the view with its first request.
@@ -270,21 +274,22 @@ def _parse(limit: Any) -> Any:
 
 
 def _limited_function(view: View, limits: Limits) -> View:
+    run = runner_of(view)
     if iscoroutinefunction(view):
 
         @functools.wraps(view)
         async def limited(*args: Any, **kwargs: Any) -> Any:
-            return await aenter(limits, _request(args, kwargs), view, *args, **kwargs)
+            return await run(limits, _request(args, kwargs), view, *args, **kwargs)
     else:
-        # The dispatch of an async class-based view is no coroutine function.
-        run: Any = aenter if getattr(owner_of(view)[0], "view_is_async", False) else enter
 
         @functools.wraps(view)
         def limited(*args: Any, **kwargs: Any) -> Any:
             request = args[0] if args and hasattr(args[0], "META") else _request(args, kwargs)
             return run(limits, request, view, *args, **kwargs)
 
-    if isinstance(view, FunctionType):  # not for method_decorator, which decorates anew for each request
+    if can_defer(view):
+        take_deferred(limited)
+    elif isinstance(view, FunctionType):  # not for method_decorator, which decorates anew for each request
         decorated[limited] = limits, view
     return limited
 
@@ -296,8 +301,7 @@ def _limited_class(view: type, limits: Limits) -> type:
 
     @functools.wraps(dispatch)
     def limited(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        run: Any = aenter if getattr(self, "view_is_async", False) else enter
-        return run(limits, request, dispatch, self, request, *args, **kwargs)
+        return runner_of_dispatch(self)(limits, request, dispatch, self, request, *args, **kwargs)
 
     view.dispatch = limited  # type: ignore[attr-defined]
     return view

@@ -135,7 +135,7 @@ def encode_name(kind: str, name: object, encoding: Encoding) -> str:
     if kind == "ip":
         return _encode_address(text, encoding.ipv6_prefix)
     if kind in ("token", "header"):
-        text = digest(text, hashlib.blake2b(encoding.secret(), digest_size=32).digest())  # a credential, or likely one
+        text = credential_digest(text, encoding.secret())  # a credential, or likely one
     return f"{kind}={encode(text)}"
 
 
@@ -164,8 +164,13 @@ def is_client(identity: str) -> bool:
     return decode(identity)[0] in ("user", "ip", "token", GLOBAL)
 
 
+def credential_digest(text: str, secret: bytes) -> str:
+    """Return a digest of a credential, keyed so that nobody who reads Redis can use it."""
+    return digest(text, hashlib.blake2b(secret, digest_size=32).digest())
+
+
 def digest(text: str, key: bytes = b"") -> str:
-    """Return a digest of text; of a credential a keyed one, so that nobody who reads Redis can use it."""
+    """Return a digest of text."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, key=key).hexdigest()
 
 

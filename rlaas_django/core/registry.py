@@ -17,6 +17,7 @@ class Limits(NamedTuple):
     options: Mapping[str, Any]  # `cost`, `charge_when`, `response`, as they are written
     unnamed: tuple[Policy, ...] = ()  # of a view that is not known yet, so that they have no name of their own
     views: frozenset[int] = frozenset()  # the ids of the views that share the counters named after the view
+    before_authentication: bool = False  # whether the framework of the view authenticates after the check
 
 
 # Decorators, whose `limits()` are the views that they limit. Weak, so that the views of a test are gone with the test.

@@ -35,12 +35,13 @@ class Rule:
             return False
         if self.regex is not None or other.regex is not None:
             return self._matches_all_paths or self.regex == other.regex
-        return self._matches_all_paths or (other.path is not None and self._matches_path(other.path))
+        return self._matches_all_paths or (other.path is not None and self.matches_path(other.path))
 
     def matches(self, path: str, method: str | None) -> bool:
-        return (self.methods is None or method in self.methods) and self._matches_path(path)
+        return (self.methods is None or method in self.methods) and self.matches_path(path)
 
-    def _matches_path(self, path: str) -> bool:
+    def matches_path(self, path: str) -> bool:
+        """Return whether this rule matches a path, for some method at least."""
         if self.regex is not None:
             return self.regex.search(path) is not None
         # By whole segments: a rule for /health does not match /healthcare.

@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
 from django.http import HttpRequest, RawPostDataException
 
 from .. import conf, log
-from ..core.keys import IPAddress, Name, key_kind, parse_address
+from ..core.keys import IPAddress, Name, credential_digest, key_kind, parse_address
 from ..core.policy import KeyFunction
 from ..core.text import fold
 from .site_functions import call_key
@@ -68,8 +69,22 @@ class RequestIdentity(Mapping[Any, Any]):
 
 
 def _user(request: HttpRequest) -> Name | None:
-    user = getattr(request, "user", None)
-    return str(user.pk) if user is not None and user.is_authenticated and user.pk is not None else None
+    """Return the user whom Django or a framework has authenticated: `request.user`, otherwise `request.auth`."""
+    user: Any = getattr(request, "user", None)
+    if user is None or not user.is_authenticated:
+        user = getattr(request, "auth", None)  # of django-ninja: what the authenticator of the operation returned
+        if not getattr(user, "is_authenticated", False):
+            return _authenticated_as(user)
+    return None if user.pk is None else str(user.pk)
+
+
+def _authenticated_as(auth: Any) -> Name | None:
+    """Return a name for what is no user: of a credential or the record of one a digest, as it may be a secret."""
+    name = getattr(auth, "pk", auth)
+    if isinstance(name, bool) or not isinstance(name, (str, int, UUID)) or name == "":
+        return None
+    kind = "" if name is auth else f"{type(auth).__module__}.{type(auth).__qualname__}:"
+    return f"auth-{credential_digest(f'{kind}{name}', conf.secret())}"
 
 
 def _posted(request: HttpRequest, name: str) -> str | None:

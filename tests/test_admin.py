@@ -17,7 +17,7 @@ from django.urls import reverse
 
 from rlaas_django import Policy, check, peek, rate_limit
 from rlaas_django.admin import panel
-from rlaas_django.models import Override
+from rlaas_django.models import OperatorAction, Override
 from rlaas_django.stats import background, recorder
 from tests import urls  # noqa: F401  (its view is known to the panel as soon as it is imported)
 from tests.internals import ALGORITHMS, identify
@@ -308,15 +308,17 @@ class TestActions:
 
     @pytest.mark.django_db(transaction=True)
     def test_block_exempt_and_custom_limit_apply_to_the_next_request(self, admin_client, alice):
-        for action, amount, expected in (
-            ("block", "", [429]),
-            ("exempt", "", [200] * 6),
-            ("limit", "1", [200, 429]),
+        for action, amounts, expected in (
+            ("block", {}, [429]),
+            ("exempt", {}, [200] * 6),
+            ("limit", {"factor": "0.5"}, [200, 429]),
+            ("limit", {"factor": "1.5"}, [200] * 3 + [429]),
+            ("limit", {"amount": "6", "policy": "page"}, [200] * 2 + [429]),
         ):
-            act(admin_client, identity=str(alice.pk), action=action, amount=amount, hours="1", reason="because")
-            assert request_as(alice, len(expected)) == expected
-        assert Override.objects.active().count() == 1
-        assert Override.objects.count() == 3
+            act(admin_client, identity=str(alice.pk), action=action, **amounts, hours="1", reason="because")
+            assert request_as(alice, len(expected)) == expected, (action, amounts)
+        assert Override.objects.active().count() == 2
+        assert Override.objects.count() == 5
 
     def test_an_action_needs_confirmation(self, admin_client, alice):
         request_as(alice, 4)
@@ -330,7 +332,38 @@ class TestActions:
         act(admin_client, identity="alice", action="block", hours="24", reason="spam")
         entry = LogEntry.objects.get()
         assert (entry.user, entry.object_id) == (admin_user, "alice")
-        assert "spam" in entry.change_message
+        assert entry.object_repr.startswith("Blocked alice under all policies until ")
+        assert entry.change_message == f"{entry.object_repr}: spam"
+        action = OperatorAction.objects.get()
+        assert (action.by, action.via, action.identity) == (admin_user.get_username(), "admin", "alice")
+
+    def test_the_confirmation_says_what_the_override_does_to_others(self, admin_client):
+        act(admin_client, identity="ip=203.0.113.9", action="block", hours="1", reason="spam")
+        act(admin_client, identity="ip=203.0.113.9", action="exempt", hours="1", policy="page", reason="partner")
+        data = {"identity": "ip=203.0.113.9", "action": "limit", "factor": "2", "hours": "1", "reason": "x"}
+        page = admin_client.post(url("act"), data)
+        assert page.context["consequences"] == [
+            "This ends the override “blocked” of 203.0.113.9 under all policies.",
+            "Where both apply, the override “exempt” of 203.0.113.9 under page stays in force: it is narrower.",
+            "It applies where a policy counts addresses. Logged-in users, whom most policies count by user, are not "
+            "affected; choose “logged-in users, too” to include them.",
+        ]
+        assert "stays in force" in page.content.decode()
+        page = admin_client.post(url("act"), {**data, "every_client": "on", "policy": "default"})
+        assert page.context["consequences"] == [
+            "Where both apply, the override “blocked” of 203.0.113.9 under all policies stays in force: a custom limit "
+            "never lifts a block.",
+            "It applies to every request from there, also of logged-in users.",
+        ]
+
+    @pytest.mark.django_db(transaction=True)
+    def test_a_network_is_found_and_blocked(self, admin_client):
+        (label,) = admin_client.get(url("clients", q="203.0.113.77/24")).context["unused"][:1]
+        assert (label.encoded, label.name, label.kind_name) == ("net=203.0.113.0%2F24", "203.0.113.0/24", "network")
+        assert admin_client.get(url("identity", id=label.encoded)).status_code == 200
+        act(admin_client, identity=label.encoded, action="block", hours="1", reason="scan", every_client="on")
+        assert not check({"user": "42", "ip": "203.0.113.9"}).allowed
+        assert admin_client.get(url("overrides")).context["active"][0][1].name == "203.0.113.0/24"
 
     @pytest.mark.django_db(transaction=True)
     def test_an_override_without_its_log_entry_is_rolled_back(self, admin_client, monkeypatch):
@@ -353,8 +386,12 @@ class TestActions:
         "data",
         [
             {"action": "limit", "reason": "x"},
-            {"action": "limit", "reason": "x", "amount": "0"},
-            {"action": "limit", "reason": "x", "amount": "99999999999999999"},
+            {"action": "limit", "reason": "x", "amount": "5"},  # for all policies
+            {"action": "limit", "reason": "x", "policy": "page", "amount": "0"},
+            {"action": "limit", "reason": "x", "policy": "page", "amount": "99999999999999999"},
+            {"action": "limit", "reason": "x", "factor": "0"},
+            {"action": "limit", "reason": "x", "factor": "1.0001"},
+            {"action": "block", "reason": "x", "every_client": "on"},  # of a user
             {"action": "block"},
             {"action": "nonsense", "reason": "x"},
             {"action": "reset", "policy": "nonsense"},

@@ -6,6 +6,7 @@ import math
 import time
 from datetime import timedelta
 from io import StringIO
+from typing import NamedTuple
 
 import pytest
 from django.core.exceptions import ValidationError
@@ -17,7 +18,7 @@ from django.utils import timezone
 from rlaas_django import Policy, acheck, check, peek, refund
 from rlaas_django.core.policy import ALGORITHMS, TOKEN_BUCKET
 from rlaas_django.limiter import overrides, refund_units
-from rlaas_django.limiter.overrides import BLOCK, EVERY_POLICY, EXEMPT, LIMIT
+from rlaas_django.limiter.overrides import BLOCK, EVERY_POLICY, EXEMPT, FACTOR, LIMIT, in_force
 from rlaas_django.models import Override
 from rlaas_django.stats import background
 
@@ -27,6 +28,12 @@ HOUR = 3_600_000
 def override(kind: str, policy: str = EVERY_POLICY, limit: int | None = None, ms: int = HOUR, now: int | None = None):
     until = (int(time.time() * 1000) if now is None else now) + ms
     overrides.publish("alice", [overrides.Override("alice", policy, kind, until, limit)])
+
+
+def override_both(one_policy: str, every_policy: str, now: int) -> None:
+    """Override policy p by the one kind, and all policies by the other; a custom limit is of one unit."""
+    made = [("p", one_policy), (EVERY_POLICY, every_policy)]
+    overrides.publish("alice", [overrides.Override("alice", name, kind, now + HOUR, 1) for name, kind in made])
 
 
 async def test_a_blocked_identity_is_refused_until_the_end_and_not_charged(server, algo, clock):
@@ -84,6 +91,81 @@ def test_an_override_of_one_policy_takes_precedence(client, clock):
     )
     assert not check("alice", Policy("p", "5/m")).allowed
     assert check("alice", Policy("free", "5/m")).allowed
+
+
+@pytest.mark.parametrize(
+    ("one_policy", "every_policy", "allowed"),
+    [
+        (EXEMPT, BLOCK, 9),
+        (BLOCK, EXEMPT, 0),
+        (LIMIT, EXEMPT, 1),
+        (LIMIT, BLOCK, 0),
+        (FACTOR, BLOCK, 0),
+        (BLOCK, LIMIT, 0),
+        (EXEMPT, LIMIT, 9),
+    ],
+)
+def test_one_policy_is_narrower_than_all_but_a_limit_never_lifts_a_block(
+    server, one_policy, every_policy, allowed, clock
+):
+    override_both(one_policy, every_policy, clock.ms)
+    assert sum(check("alice", Policy("p", "5/m")).allowed for _ in range(9)) == allowed
+    applies = in_force([Kind(every_policy), Kind(one_policy)])
+    assert {BLOCK: 0, EXEMPT: 9, LIMIT: 1, FACTOR: 1}[applies.kind] == allowed
+
+
+class Kind(NamedTuple):
+    kind: str
+
+
+@pytest.mark.parametrize(
+    ("limit", "factor", "expected"),
+    [(5, 2000, 10), (5, 1500, 7), (5, 500, 2), (1, 500, 1), (3, 333, 1), (1_000, 1, 1), (7, 1001, 7), (999, 1001, 999)],
+)
+def test_a_factor_multiplies_the_limit_exactly_and_rounds_down_to_one_at_least(
+    server, algo, limit, factor, expected, clock
+):
+    override(FACTOR, limit=factor, now=clock.ms)
+    policy = Policy("p", (limit, 60), algo=algo)
+    assert check("alice", policy, cost=0).limit == expected
+    assert check("alice", policy, cost=expected).allowed
+    assert not check("alice", policy).allowed
+    assert check("bob", policy, cost=0).limit == limit
+
+
+def test_a_factor_of_a_large_limit_stays_exact_and_within_bounds(server, clock):
+    largest = 2**52 // 1000
+    override(FACTOR, limit=1, now=clock.ms)
+    assert check("alice", Policy("p", (largest, 1), algo=TOKEN_BUCKET), cost=0).limit == largest // 1000
+    override(FACTOR, limit=1_000_000, now=clock.ms)
+    assert check("alice", Policy("p", (largest, 1), algo=TOKEN_BUCKET), cost=0).limit == largest
+
+
+def test_a_factor_applies_to_every_policy_of_a_request_by_its_own_limit(limiter, clock):
+    override(FACTOR, limit=1500, now=clock.ms)
+    policies = [Policy("a", "2/m"), Policy("b", "10/m", algo=TOKEN_BUCKET, burst=20), Policy("c", "4/h")]
+    assert [outcome.limit for outcome in limiter.check("alice", policies).outcomes] == [3, 30, 6]
+
+
+@pytest.mark.parametrize(("kind", "amount"), [(FACTOR, 500), (FACTOR, 2000), (LIMIT, 60), (LIMIT, 7)])
+@pytest.mark.parametrize("back", [lambda policy, decision: refund(decision), lambda p, d: refund_units("alice", p, 1)])
+def test_a_refund_to_a_bucket_with_a_burst_refills_by_the_rate_that_was_decided_with(server, back, kind, amount, clock):
+    """Two buckets, one with a refund: it is as if the refunded unit had not been charged."""
+    until = clock.ms + HOUR
+    policy = Policy("p", "10/s", algo=TOKEN_BUCKET, burst=60)
+    for name in ("alice", "bob"):
+        overrides.publish(name, [overrides.Override(name, EVERY_POLICY, kind, until, amount)])
+        check(name, policy, cost=6)
+    decision = check("alice", policy)
+    clock.tick(30)
+    assert back(policy, decision)
+    clock.tick(33)
+    alice, bob = peek("alice", policy), peek("bob", policy)
+    assert (alice.current_count, alice.remaining, alice.reset_after) == (
+        bob.current_count,
+        bob.remaining,
+        bob.reset_after,
+    )
 
 
 def test_an_expired_override_hides_no_other(server, clock):
@@ -213,7 +295,7 @@ class TestModel:
         assert [each.kind for each in Override.objects.active()] == [EXEMPT]
 
     def test_overrides_are_restored_after_redis_lost_them(self, client, monkeypatch):
-        self.set()
+        self.set(EXEMPT)
         self.set(LIMIT, policy="default", limit=2)
         client.flushdb()
         assert check("alice").limit == 5

@@ -58,9 +58,9 @@ class TestDecidedLimits:
         assert usage("job") == {"alice": "1 / 3", "bob": "1 / 8"}
 
     def test_a_fixed_rate_is_read_from_the_code_and_not_written(self, client):
-        view = rate_limit("9/m", key="ip", group="p")(lambda request: HttpResponse())
+        view = rate_limit("9/m", key="ip", group="fixed")(lambda request: HttpResponse())
         view(RequestFactory().get("/"))
-        assert usage("p") == {"127.0.0.1": "1 / 9"}
+        assert usage("fixed") == {"127.0.0.1": "1 / 9"}
         assert not client.keys("rlaas:limit:*")
 
     def test_a_limit_is_kept_for_two_windows_and_written_once(self, client, own):

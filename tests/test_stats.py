@@ -97,13 +97,13 @@ class TestFlush:
         assert (refusal.method, refusal.path) == ("M" * 16, "/" + "a" * 299)
 
     def test_every_key_has_a_ttl_and_a_hash_tag(self, client):
-        send(Policy("p", "1/m", key="ip"), 3)
+        send(Policy("in-code", "1/m", key="ip"), 3)
         recorder.flush()
         keys = [key for key in client.keys("rlaas:*") if not key.startswith(b"rlaas:rate_limit:")]
         assert all(client.ttl(key) > 0 for key in keys)
-        tagged = [key for key in keys if b"{p}" in key or b"{*}" in key]
+        tagged = [key for key in keys if b"{in-code}" in key or b"{*}" in key]
         assert len(tagged) == 12
-        assert sorted({*keys} - {*tagged}) == [b"rlaas:limit:p/ip=203.0.113.9", b"rlaas:policies"]
+        assert sorted({*keys} - {*tagged}) == [b"rlaas:limit:in-code/ip=203.0.113.9", b"rlaas:policies"]
 
     def test_recording_sends_no_command(self, client):
         send(Policy("p", "100/m", key="ip"))

@@ -12,6 +12,7 @@ from ..backend.scripts import SCRIPTS
 from ..core.decision import Outcome
 from ..core.keys import COUNTER_PREFIX, EncodedIdentity, decode, key_kind, parse_counter_key
 from ..core.policy import DEFAULT, Policy, Rate
+from ..limiter.overrides import in_force
 from ..models import Override
 from ..stats import reader, schema
 from ..stats.policies import known, with_decided_rates
@@ -33,7 +34,7 @@ class Row(NamedTuple):
     outcome: Outcome
     identity: IdentityLabel
     refused_today: int
-    override: Override | None = None  # the active one
+    override: Override | None = None  # the one that applies, maybe of a network
 
     @property
     def percent(self) -> int:
@@ -106,12 +107,11 @@ def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
     outcomes = limiter.peek_each(wanted)
     labels = describe({outcome.identity for outcome in outcomes})
     refused = reader.refused_today((policy.name, identity) for policy, identity in wanted)
-    active = Override.objects.active().filter(identity__in=list(labels))
-    overrides = {(override.identity, override.policy): override for override in active}
+    overrides = Override.objects.active().matching(labels)
     found = []
     for outcome in outcomes:
         identity, name = outcome.identity, outcome.policy.name
-        override = overrides.get((identity, name)) or overrides.get((identity, ""))
+        override = in_force(each for each in overrides[identity] if each.policy in ("", name))
         found.append(Row(outcome, labels[identity], refused.get((name, identity), 0), override))
     return found
 

@@ -22,10 +22,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_POST
 
-from .. import backend
+from .. import backend, operations
 from ..core.keys import EncodedIdentity, encode
-from ..models import Override, RateLimit
-from . import actions, pages, panel, policy_pages, refusal_log
+from ..models import OperatorAction, Override, RateLimit
+from . import actions, history, pages, panel, policy_pages, refusal_log
 from .text import is_encoded, sees_users
 
 View = Callable[..., HttpResponseBase]
@@ -110,9 +110,10 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if not form.cleaned_data["confirmed"]:
             hidden = [(name, request.POST.get(name, "")) for name in form.fields if name != "confirmed"]
             question, reason = actions.confirmation(form), form.cleaned_data["reason"]
-            return self._confirm(request, "act", identity, question=question, reason=reason, hidden=hidden)
+            context = {"question": question, "consequences": actions.consequences(form), "reason": reason}
+            return self._confirm(request, "act", identity, **context, hidden=hidden)
         with transaction.atomic():  # no override without its log entry
-            self._report(request, identity, actions.perform(form, by=request.user))
+            self._report(request, actions.perform(form, _operator(request)))
         return self._redirect("identity", id=identity)
 
     def end(self, request: HttpRequest) -> HttpResponse:
@@ -121,13 +122,12 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         override = Override.objects.filter(pk=key).first() if key.isdecimal() and len(key) < 19 else None
         if override is None:
             return self._redirect("overrides")
-        words = actions.override_words(override)
         if "ask" in request.POST:
-            text = _("End the override “%(override)s” of %(identity)s? The policy applies again from the next request.")
-            return self._confirm(request, "end", override.identity, question=text % words, hidden=[("override", key)])
+            text = _("End the override %(override)s? The policy applies again from the next request.")
+            question = text % {"override": actions.override_words(override)}
+            return self._confirm(request, "end", override.identity, question=question, hidden=[("override", key)])
         with transaction.atomic():
-            override.end(by=request.user)
-            self._report(request, override.identity, _("Ended the override “%(override)s” of %(identity)s.") % words)
+            self._report(request, operations.end_override(_operator(request), override))
         return self._redirect("overrides")
 
     def _confirm(self, request: HttpRequest, target: str, identity: str, **context: Any) -> HttpResponse:
@@ -135,9 +135,12 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         page = {"title": _("Are you sure?"), "target": target, "back": _url(self.admin_site, "identity", id=identity)}
         return self._render(request, "confirm", {**page, **context})
 
-    def _report(self, request: HttpRequest, identity: str, message: str) -> None:
+    def _report(self, request: HttpRequest, action: OperatorAction) -> None:
         """Show what was done to the operator, and write it to the admin log."""
-        self.log_change(request, RateLimit(pk=identity), message)
+        identity = RateLimit(pk=action.identity)
+        identity.words = history.words(action)
+        message = f"{identity.words}: {action.reason}" if action.reason else f"{identity.words}."
+        self.log_change(request, identity, message)
         messages.success(request, message)
 
     def _render(self, request: HttpRequest, name: str, context: dict[str, Any], status: int = 200) -> HttpResponse:
@@ -209,6 +212,11 @@ class RateLimitsOfUser:
         except backend.UnavailableError as error:
             context["error"] = error
         return render_to_string("rlaas_django/admin/user.html", context)
+
+
+def _operator(request: HttpRequest) -> operations.Operator:
+    user: Any = request.user
+    return operations.Operator(user.get_username(), operations.ADMIN)
 
 
 def _url(site: admin.AdminSite, name: str, **query: str) -> str:

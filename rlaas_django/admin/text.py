@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple, cast
 
@@ -17,7 +18,7 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext, pgettext
 
 from .. import conf
-from ..core.keys import EncodedIdentity, counted_address, decode, encode, parse_address
+from ..core.keys import EncodedIdentity, counted_address, decode, encode, encode_network, parse_address
 from ..core.text import printable
 
 MAX_USERS = 20  # that a search returns
@@ -48,6 +49,7 @@ class IdentityLabel(NamedTuple):
         names = {
             "user": gettext("user"),
             "ip": gettext("IP address"),
+            "net": gettext("network"),
             "token": gettext("token"),
             "header": gettext("header"),
             "global": gettext("global"),
@@ -84,13 +86,16 @@ def sees_users(request: HttpRequest) -> bool:
 
 
 def search(text: str, *, by_email: bool) -> list[EncodedIdentity]:
-    """Return the identities that match: users by name, ID or e-mail address, an IP address, or an encoded identity."""
+    """Return the identities that match: users by name, ID or e-mail, an IP address or network, an encoded identity."""
     text = text.strip()
     if not text or len(text) > MAX_SEARCH:
         return []
     found = [EncodedIdentity(encode(str(user.pk))) for user in _users(text, by_email)]
     if parse_address(text) is not None:
         found.append(EncodedIdentity(f"ip={encode(counted_address(text, conf.config().encoding.ipv6_prefix))}"))
+    elif "/" in text:
+        with suppress(ValueError):  # it is no network
+            found.append(EncodedIdentity(encode_network(text, conf.config().encoding)))
     found.append(EncodedIdentity(text if ("=" in text or "%" in text) and is_encoded(text) else encode(text)))
     return list(dict.fromkeys(found))
 

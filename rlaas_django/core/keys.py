@@ -21,6 +21,7 @@ from .policy import DEFAULT, Policy
 COUNTER_PREFIX = "rlaas:rate_limit:"
 OVERRIDE_PREFIX = "rlaas:override:"
 GLOBAL = "global"  # the identity of all clients together
+NETWORK = "net"  # the kind of an identity that stands for all addresses of a network; only overrides have it
 MAX_LENGTH = 128  # of an encoded identity; a longer one is hashed
 
 # What a counter's key ends in. Where another window would give the state another meaning, the window is in the ending,
@@ -149,6 +150,22 @@ def encode(text: str) -> str:
     return f"blake2={digest(text)}"  # no encoded text has a bare =, so no other identity is encoded like this
 
 
+def encode_network(text: str, encoding: Encoding) -> str:
+    """Return the encoded identity of a network, or of an address where it is as large as one is counted; ValueError.
+
+    >>> encode_network("203.0.113.0/24", encoding), encode_network("203.0.113.9/32", encoding)
+    ('net=203.0.113.0%2F24', 'ip=203.0.113.9')
+    """
+    network = ipaddress.ip_network(text.strip(), strict=False)
+    mapped = getattr(network.network_address, "ipv4_mapped", None)
+    if mapped is not None and network.prefixlen >= 96:
+        network = ipaddress.ip_network((mapped, network.prefixlen - 96))
+    counted_length = 32 if network.version == 4 else encoding.ipv6_prefix
+    if network.prefixlen == counted_length:
+        return _encode_address(str(network.network_address), encoding.ipv6_prefix)
+    return f"{NETWORK}={encode(str(network))}"
+
+
 def decode(identity: str) -> tuple[str, str]:
     """Return the kind and the text of an encoded identity: `("ip", "203.0.113.9")`, `("user", "42")`."""
     kind, equals, text = identity.partition("=")
@@ -161,7 +178,7 @@ def decode(identity: str) -> tuple[str, str]:
 
 def is_client(identity: str) -> bool:
     """Return whether an encoded identity is the same client under every policy, and not the value of one parameter."""
-    return decode(identity)[0] in ("user", "ip", "token", GLOBAL)
+    return decode(identity)[0] in ("user", "ip", NETWORK, "token", GLOBAL)
 
 
 def credential_digest(text: str, secret: bytes) -> str:

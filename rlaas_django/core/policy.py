@@ -18,6 +18,7 @@ TOKEN_BUCKET = "token-bucket-algo"  # noqa: S105
 ALGORITHMS = (FIXED_WINDOW, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, SLIDING_WINDOW_COUNTER, TOKEN_BUCKET)
 
 DEFAULT = "default"  # the name of the policy that the settings describe at their top level
+EVERY_POLICY = "*"  # in place of a policy's name: all of them
 FAILURE_MODES = ("open", "closed", "local")
 KEYS = ("user", "ip", "user_or_ip", "token", "global")
 KEY_PREFIXES = ("header:", "get:", "post:")
@@ -241,10 +242,6 @@ class ScriptArguments(NamedTuple):
     window: int  # ms
     capacity: int
     ttl: int  # ms; how long the state is kept after a charge
-
-    def with_limit(self, limit: int) -> ScriptArguments:
-        """Return them under the limit that a check was decided with, which an override may have set."""
-        return self if limit == self.capacity else self._replace(limit=limit, capacity=limit)
 
 
 @lru_cache(maxsize=1024)

@@ -9,7 +9,7 @@ from itertools import product
 from time import monotonic
 
 from .. import backend, conf, signals
-from ..backend import Call, UnavailableError, script_call
+from ..backend import ADMIN_TIMEOUT, Call, UnavailableError, script_call
 from ..backend.scripts import ALL_ALGORITHMS
 from ..core import observers
 from ..core.clock import script_time
@@ -17,8 +17,8 @@ from ..core.decision import Decision, Outcome
 from ..core.keys import Identity, counter_key
 from ..core.observers import CODE
 from ..core.policy import ALGORITHMS, DEFAULT, Policies, Policy
-from . import fallback
-from .compiled import Check, CompiledPolicySet, compile_policies, plan
+from . import fallback, networks
+from .compiled import Check, CompiledPolicySet, compile_policies, plan, refund_call
 from .refunds import arefund, arefund_all, refund, refund_abandoned, refund_all, refund_later
 from .refusal_cache import RefusalCache, cached_refusals
 from .slots import SlotCheck
@@ -190,6 +190,7 @@ def peek_each(pairs: Sequence[tuple[Policy, str]]) -> tuple[Outcome, ...]:
         for group in topology.group_by_slot(whole.keys(identities)):
             part = CompiledPolicySet(tuple([policies[i] for i in group]), conf.config(), topology)
             check = Check(part, tuple([identities[i] for i in group]), "", 1, charge=False)
+            check.network_overrides = networks.words_of_each(part.policies, check.identities)
             decision = backend.execute(topology, part.call(check), timeout=backend.ADMIN_TIMEOUT)
             outcome_at.update(zip(group, decision.outcomes, strict=True))
         found += (outcome_at[i] for i in range(len(policies)))
@@ -198,12 +199,12 @@ def peek_each(pairs: Sequence[tuple[Policy, str]]) -> tuple[Outcome, ...]:
 
 def refund_units(identity: Identity, policy: Policy, units: int) -> int:
     """Refund some units of an identity's usage, the newest first; return how many there were."""
-    policy_set = compile_policies(policy)
-    identities = policy_set.identify(identity)
-    limit = peek_each([(policy, identities[0])])[0].limit  # an override may have set another
-    words = (script_time(), "refund", "", units, *policy_set.arguments[0].with_limit(limit), 0)
-    call = script_call(policy_set.script, policy_set.keys(identities), words, is_refund=True)
-    refunded = int(sum(backend.execute(policy_set.topology, call)))
+    peeked = plan(identity, policy, 1, charge=False)
+    policy_set, topology = peeked.policy_set, peeked.policy_set.topology
+    _, reply = backend.execute(topology, policy_set.call(peeked), timeout=ADMIN_TIMEOUT).source
+    (arguments,) = peeked.decided_arguments(reply)
+    call = refund_call(policy_set.keys(peeked.identities), ("", units, *arguments, 0))
+    refunded = int(sum(backend.execute(topology, call)))
     cached_refusals().invalidate(policy_set.names)
     return refunded
 

@@ -25,14 +25,17 @@ from ..core.policy import (
     Policies,
     Policy,
     PolicyError,
+    ScriptArguments,
     script_arguments,
     shown,
 )
+from . import networks
 
 MAX_COMPILED = 1024  # sets per process
 
 # What the scripts reply for each policy, after the time of the decision:
-# allowed, current_count, remaining, retry_after, reset_after, limit, charged_at (times in ms)
+# allowed, current_count, remaining, retry_after, reset_after, limit, charged_at (times in ms). Then, where an override
+# changes the limit of a policy with a burst, the limit of each policy.
 REPLY_SIZE = 7
 ALLOWED, RETRY_AFTER = 1, 4  # of the first policy, by index
 # What a refund takes for each policy, after the check's unique id and cost: the policy's ScriptArguments, charged_at
@@ -107,23 +110,33 @@ class CompiledPolicySet:
         """Return the check packed, as the call that decides all policies."""
         identities, unique, cost, charge = check.identities, check.unique, check.cost, check.charge
         identity = identities[0]
-        if cost == 1 and charge and clock.frozen is None and identities.count(identity) == len(identities):
+        if (
+            cost == 1
+            and charge
+            and clock.frozen is None
+            and identities.count(identity) == len(identities)
+            and not check.network_overrides
+        ):
             # Nearly every call. To fill a template takes a fifth of the time of packing (benchmarks/profile.py).
             before, after = self._templates.get(len(identity)) or self._make_template(len(identity))
             check.packed = f"{identity.join(before)}{unique}{after}".encode("ascii")
         else:
-            check.packed = self._pack(identities, unique, cost, "check" if charge else "peek")
+            operation = "check" if charge else "peek"
+            check.packed = self._pack(identities, unique, cost, operation, check.network_overrides)
         if self.topology.clustered:
             check.key = self._counters[0].key(identity)
         return check
 
-    def _pack(self, identities: Sequence[str], unique: str, cost: int, operation: str) -> bytes:
+    def _pack(
+        self, identities: Sequence[str], unique: str, cost: int, operation: str, network_overrides: Sequence[str] = ()
+    ) -> bytes:
         """Return the command; identities are ASCII, or this raises."""
         same = identities.count(identities[0]) == len(identities)
         overrides = [self._override.key(identity) for identity in (identities[:1] if same else identities)]
         keys = [key.encode("ascii") for key in (*self.keys(identities), *overrides)]
         arguments = (clock.script_time(), operation, unique, cost, *self._words)
-        return pack(("EVALSHA", self.script.sha, len(keys), *keys, *arguments))
+        last = ("".join([f"{each}," for each in network_overrides]),) if network_overrides else ()
+        return pack(("EVALSHA", self.script.sha, len(keys), *keys, *arguments, *last))
 
     def _make_template(self, length: int) -> tuple[list[str], str]:
         """Return what is around an identity of this length, and what follows the unique id."""
@@ -137,7 +150,7 @@ class CompiledPolicySet:
 class Check(Call):
     """A check: who is charged what, by which policies. It is a call once it is packed (`CompiledPolicySet.call`)."""
 
-    __slots__ = ("charge", "cost", "identities", "policy_set", "unique")
+    __slots__ = ("charge", "cost", "identities", "network_overrides", "policy_set", "unique")
 
     def __init__(
         self, policy_set: CompiledPolicySet, identities: tuple[str, ...], unique: str, cost: int, charge: bool
@@ -151,6 +164,7 @@ class Check(Call):
         )
         self.script, self.key, self.is_refund = policy_set.script, "", False
         self.parts = self.on_abandoned = None
+        self.network_overrides: tuple[str, ...] = ()  # per policy, those of the networks that the client is in
 
     @property
     def in_one_slot(self) -> bool:
@@ -164,19 +178,22 @@ class Check(Call):
         identities = tuple([self.identities[i] for i in indexes])
         part = Check(compile_policies(policies), identities, self.unique, self.cost, charge)
         part.on_abandoned = self.on_abandoned
+        if self.network_overrides:
+            part.network_overrides = tuple([self.network_overrides[i] for i in indexes])
         return part
 
     def read(self, reply: Any) -> Decision:
         """Return the decision that a script's reply means."""
         policy_set, source, decision = self.policy_set, (self, reply), ReadDecision.__new__(ReadDecision)
         try:
-            if type(reply) is not list or len(reply) != REPLY_SIZE * len(self.identities) + 1:
+            policies = len(self.identities)
+            if type(reply) is not list or len(reply) - REPLY_SIZE * policies not in (1, policies + 1):
                 raise UnexpectedReplyError(reply)
             sum(reply)
         except TypeError:  # not all are numbers
             raise UnexpectedReplyError(reply) from None
         row, allowed = 0, reply[1] == 1 or policy_set.policies[0].shadow
-        if len(self.identities) > 1:
+        if policies > 1:
             row, allowed = self._strictest(reply)
         at = REPLY_SIZE * row + 1
         _, count, remaining, wait, reset_after, limit, _ = reply[at : at + REPLY_SIZE]
@@ -219,13 +236,24 @@ class Check(Call):
     def charges(self, reply: list[Any]) -> tuple[list[str], list[Any]]:
         """Return what was charged: the keys of the counters, and the arguments of their refund."""
         keys, words = [], [self.unique, self.cost]
-        limits, stamps = reply[6::REPLY_SIZE], reply[7::REPLY_SIZE]
-        every = zip(self.policy_set.keys(self.identities), self.policy_set.arguments, limits, stamps, strict=True)
-        for key, arguments, limit, charged_at in every:
+        stamps = reply[7 : REPLY_SIZE * len(self.identities) + 1 : REPLY_SIZE]
+        every = zip(self.policy_set.keys(self.identities), self.decided_arguments(reply), stamps, strict=True)
+        for key, arguments, charged_at in every:
             if charged_at >= 0:
                 keys.append(key)
-                words += (*arguments.with_limit(limit), charged_at)
+                words += (*arguments, charged_at)
         return keys, words
+
+    def decided_arguments(self, reply: list[Any]) -> list[ScriptArguments]:
+        """Return the arguments of each policy with the limit that it was decided with, which an override may change."""
+        end = REPLY_SIZE * len(self.identities) + 1
+        capacities, limits = reply[6:end:REPLY_SIZE], reply[end:]
+        return [
+            arguments._replace(limit=limits[i] if limits else capacities[i], capacity=capacities[i])
+            if limits or capacities[i] != arguments.capacity
+            else arguments
+            for i, arguments in enumerate(self.policy_set.arguments)
+        ]
 
 
 class ReadDecision(Decision):
@@ -262,7 +290,10 @@ def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, *,
         policy_set.check_cost(cost)
         cost, charge = min(cost, NEVER_FITS), charge and cost > 0
     unique = f"{unique_ids.prefix}{next(unique_ids.numbers)}"
-    return Check(policy_set, policy_set.identify(identity), unique, cost, charge)
+    check = Check(policy_set, policy_set.identify(identity), unique, cost, charge)
+    if networks.current is not None:
+        check.network_overrides = networks.words(networks.current, identity, policy_set.policies, check.identities)
+    return check
 
 
 def compile_policies(policy: Policies) -> CompiledPolicySet:

@@ -3,7 +3,7 @@
 The script that decides reads them, so that they apply everywhere at once and cost no round trip. The database keeps
 them (models.Override); Redis has
 
-  rlaas:override:<identity>   HASH     <policy, or * for all> -> <kind>:<until, ms>:<limit>; expires with the last
+  rlaas:override:<identity>   HASH     <policy, or * for all> -> <kind>:<until, ms>:<amount>; expires with the last
   rlaas:overrides             STRING   a marker: when it is gone, Redis was emptied
 """
 
@@ -11,18 +11,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from .. import backend
 from ..backend.commands import script_call
 from ..backend.scripts import OVERRIDE
 from ..core.clock import script_time
 from ..core.keys import override_key
-from .refusal_cache import EVERY_POLICY, cached_refusals
+from ..core.policy import EVERY_POLICY
+from .refusal_cache import cached_refusals
 
-BLOCK, EXEMPT, LIMIT = "block", "exempt", "limit"
+BLOCK, EXEMPT, LIMIT, FACTOR = "block", "exempt", "limit", "factor"
 MARKER, MARKER_TTL = "rlaas:overrides", 30 * 86_400
 
-__all__ = ["BLOCK", "EVERY_POLICY", "EXEMPT", "LIMIT", "Override", "differing", "is_lost", "mark_complete", "publish"]
+__all__ = [
+    "BLOCK",
+    "EVERY_POLICY",
+    "EXEMPT",
+    "FACTOR",
+    "LIMIT",
+    "Override",
+    "differing",
+    "in_force",
+    "is_lost",
+    "mark_complete",
+    "publish",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +47,34 @@ class Override:
     policy: str
     kind: str
     until: int  # ms since the epoch
-    limit: int | None = None
+    amount: int | None = None  # of a limit its units, of a factor thousandths
 
     @property
     def field(self) -> tuple[str, str]:
         """The field and the value in Redis."""
-        return self.policy, f"{self.kind}:{self.until}:{self.limit or ''}"
+        return self.policy, f"{self.kind}:{self.until}:{self.amount or ''}"
+
+
+class HasKind(Protocol):
+    """An override, of Redis or of the database."""
+
+    @property
+    def kind(self) -> str: ...
+
+
+Some = TypeVar("Some", bound=HasKind)
+
+
+def in_force(widest_first: Iterable[Some]) -> Some | None:
+    """Return the override that applies of those that a request matches, as the script chooses it.
+
+    Each narrower one replaces the wider ones, but a custom limit never lifts a block.
+    """
+    found = None
+    for override in widest_first:
+        if found is None or found.kind != BLOCK or override.kind not in (LIMIT, FACTOR):
+            found = override
+    return found
 
 
 def publish(identity: str, overrides: Iterable[Override]) -> None:

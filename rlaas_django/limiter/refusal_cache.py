@@ -16,13 +16,12 @@ from typing import NamedTuple
 from .. import conf
 from ..core import clock, registry
 from ..core.decision import Decision, Outcome
-from ..core.policy import Policy
+from ..core.policy import EVERY_POLICY, Policy
 from .compiled import Check
 
 MAX_AGE = 1.0  # seconds, while Redis is available
 MAX_AGE_BESIDE_OTHERS = 0.1  # where a policy that passed may come to refuse for longer
 MAX_ENTRIES = 10_000
-EVERY_POLICY = "*"
 
 
 class _Entry(NamedTuple):
@@ -41,7 +40,7 @@ class RefusalCache:
 
     def find(self, check: Check, *, redis_unavailable: bool = False) -> Decision | None:
         """Return the refusal of an equal check, if it still holds; its wait is shorter by its age."""
-        entry = self._entries.get((check.policy_set, check.identities, check.cost)) if self._entries else None
+        entry = self._entries.get(_key(check)) if self._entries else None
         if entry is None or clock.frozen is not None:
             return None
         now = monotonic()
@@ -65,7 +64,7 @@ class RefusalCache:
             or self._is_invalid(check, checked_at)
         ):
             return
-        key = check.policy_set, check.identities, check.cost
+        key = _key(check)
         self._entries.pop(key, None)
         self._entries[key] = _Entry(decision, checked_at, monotonic(), _max_age(decision))
         if len(self._entries) > MAX_ENTRIES:
@@ -80,6 +79,10 @@ class RefusalCache:
         if len(changed) == 1:  # nothing but EVERY_POLICY
             return changed[EVERY_POLICY] >= checked_at
         return any(changed.get(name, 0.0) >= checked_at for name in (EVERY_POLICY, *check.policy_set.names))
+
+
+def _key(check: Check) -> object:
+    return check.policy_set, check.identities, check.cost, check.network_overrides
 
 
 def _max_age(refusal: Decision) -> float:

@@ -1,16 +1,23 @@
 --[[
   The driver: runs one operation on the policies of a request, with the functions of their algorithms.
-  Version  3
+  Version  4
 
   check    Checks every policy, then charges all of them, only if every enforced one passes. A shadow policy is charged
            when it passes too, and never refuses.
   peek     The same, but charges nothing and writes nothing.
     KEYS   a counter key per policy, then the override key of the identity that all policies count, or one per policy:
-           a HASH, <policy, or * for all> -> <kind>:<until>:<limit>; kind is block, exempt or limit
+           a HASH, <policy, or * for all> -> <kind>:<until>:<amount>; kind is block, exempt, limit (amount: units) or
+           factor (amount: thousandths of the policy's own limit)
     ARGV   now, 'check' or 'peek', unique (tells this request from all others), cost,
-           then per policy: algorithm, limit, window, capacity, ttl, shadow ('1' or '0'), name
+           then per policy: algorithm, limit, window, capacity, ttl, shadow ('1' or '0'), name;
+           then, where overrides of networks apply to the client, one text with theirs: per policy some of
+           <kind>:<until>:<amount>; and then a comma, the widest network first
     reply  {now, then per policy: allowed, current_count, remaining, retry_after, reset_after, limit, charged_at}
-           retry_after -1: never; charged_at -1: not charged
+           retry_after -1: never; charged_at -1: not charged. Where an override changes the limit of a token bucket with
+           a burst, the limits per policy follow: `limit` above is the burst then.
+
+  Of the overrides that apply to a policy, each narrower one replaces the wider ones: a smaller network a larger one, one
+  of the identity that of a network, one of the policy that of all policies. But a limit or factor never lifts a block.
 
   refund   Takes back what a check charged, never more than is still counted.
     KEYS   a counter key per charged policy; then, for a refund that may be asked for twice, the key of a marker, which
@@ -64,18 +71,39 @@ elseif operation == "reset" then
 end
 
 local policies, charging, pass = (#ARGV - 4) / 7, operation == "check" and cost > 0, true
+local networks
+if policies % 1 > 0 then
+  policies, networks = math.floor(policies), {}
+  for list in string.gmatch(ARGV[#ARGV], "([^,]*),") do
+    networks[#networks + 1] = list
+  end
+end
 
-local find_override
-if redis.call("EXISTS", KEYS[policies + 1]) > 0
+local find_override, scale, limits
+if networks or redis.call("EXISTS", KEYS[policies + 1]) > 0
   or KEYS[policies + 2] and redis.call("EXISTS", unpack(KEYS, policies + 2)) > 0 then
-  -- Returns the kind, the end and the limit of the override that applies to a policy now.
-  find_override = function(key, name)
-    for _, found in ipairs(redis.call("HMGET", key, name, "*")) do
-      local kind, ends, limit = string.match(found or "", "^(%a+):(%d+):(%d*)$")
-      if kind and ends + 0 > now then
-        return kind, ends + 0, tonumber(limit)
+  -- Returns the kind, the end and the amount of the override that applies to a policy now.
+  find_override = function(i, key, name)
+    local kind, ends, amount
+    local function apply(found)
+      local narrower, till, number = string.match(found or "", "^(%a+):(%d+):(%d*)$")
+      if narrower and till + 0 > now
+        and not (kind == "block" and (narrower == "limit" or narrower == "factor")) then
+        kind, ends, amount = narrower, till + 0, tonumber(number)
       end
     end
+    for found in string.gmatch(networks and networks[i] or "", "[^;]+") do
+      apply(found)
+    end
+    local found = redis.call("HMGET", key, "*", name)
+    apply(found[1])
+    apply(found[2])
+    return kind, ends, amount
+  end
+  -- Returns an amount times a factor in thousandths, rounded down, without a product beyond 2^53.
+  scale = function(amount, factor)
+    local rest = amount % 1000
+    return math.max(1, (amount - rest) / 1000 * factor + math.floor(rest * factor / 1000))
   end
 end
 
@@ -100,9 +128,12 @@ for i = 1, policies do
   local capacity = ARGV[word + 3] == ARGV[word + 1] and limit or ARGV[word + 3] + 0
   local kind, ends, custom
   if find_override then
-    kind, ends, custom = find_override(KEYS[policies + i] or KEYS[policies + 1], ARGV[word + 6])
-    if kind == "limit" then
-      limit, capacity = custom, custom
+    kind, ends, custom = find_override(i, KEYS[policies + i] or KEYS[policies + 1], ARGV[word + 6])
+    if kind == "limit" or kind == "factor" then
+      limits = limits or limit ~= capacity
+      local most = math.floor(2 ^ 52 / window) -- that is counted exactly
+      limit = math.min(most, kind == "limit" and custom or scale(limit, custom))
+      capacity = kind == "limit" and limit or math.min(most, scale(capacity, custom))
     end
   end
 
@@ -145,6 +176,9 @@ for i = policies, 1, -1 do
   local word, row = 7 * i - 2, 7 * i - 5
   if i < policies then
     charge, limit, window, a, b, c, d, e = unpack(kept, 8 * i - 7, 8 * i)
+  end
+  if limits then
+    reply[7 * policies + 1 + i] = limit
   end
   if charge and pass and charging then
     reply[row + 2] = reply[row + 2] - cost

@@ -1,4 +1,4 @@
-"""A daemon thread that flushes statistics and restores lost overrides, about once a second.
+"""A daemon thread that reads the overrides of networks, flushes statistics and restores lost overrides, once a second.
 
 The thread starts with the first recorded request, so a forked worker starts its own. Where threads do not run (uWSGI
 without --enable-threads), a request that finds the thread stalled flushes the statistics itself.
@@ -18,7 +18,7 @@ from django.apps import apps
 from django.db import connections
 
 from ..core import process
-from ..limiter import overrides
+from ..limiter import networks, overrides
 from . import recorder
 
 INTERVAL = 0.8  # seconds between rounds; a round takes time too, and a second is promised
@@ -53,12 +53,12 @@ def wake() -> None:
     if state.pid != os.getpid():
         _start()
     elif time.monotonic() - state.last_round > STALLED_AFTER and not _in_event_loop():
-        _run_jobs([recorder.flush])
+        _run_jobs([networks.refresh, recorder.flush])
 
 
 def run(wait: float = 0) -> None:
     """Run a round now; if one is in progress, wait for it up to `wait` seconds, then skip."""
-    _run_jobs([recorder.flush, restore_lost_overrides], wait)
+    _run_jobs([networks.refresh, recorder.flush, restore_lost_overrides], wait)
 
 
 def paused() -> threading.Lock:
@@ -123,6 +123,7 @@ def _start() -> None:
 
 
 def _loop() -> None:
+    _run_jobs([networks.refresh])  # at once: overrides of networks are in force within a second
     while True:
         time.sleep(INTERVAL)
         if state.thread is not threading.current_thread():  # the state was reset, and has a thread of its own

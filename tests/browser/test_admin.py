@@ -89,7 +89,7 @@ class TestOperator:
         act(page, "Reset")
         assert send(carol) == [200]
         expect(page.locator("tbody tr", has_text="checkout").locator("[data-count]").first).to_have_text("1 / 5")
-        assert LogEntry.objects.get().change_message == "Reset the usage under all policies."
+        assert LogEntry.objects.get().change_message == "Reset the usage of carol under all policies."
 
     def test_block_exempt_and_custom_limit_apply_to_the_next_request(self, open_page, users):
         carol = users["carol"]

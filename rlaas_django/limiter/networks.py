@@ -1,0 +1,164 @@
+"""Overrides of networks: every process has all of them, and sends those of a client's address with its check.
+
+So a check needs no other round trip, and where there are none it costs nothing. The background thread reads them once a
+second; while nothing changes, only their digest. Redis has
+
+  rlaas:networks   STRING   a digest of the rest, and JSON: [[network, policy, kind, until, amount, every_client], ...];
+                            expires with the last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .. import backend
+from ..core import process
+from ..core.clock import local_time_ms
+from ..core.keys import Identity, decode, parse_address
+from ..core.policy import EVERY_POLICY, Policy
+
+KEY = "rlaas:networks"
+DIGEST_SIZE = 32  # characters
+SPARE_TTL = 60_000  # ms that the key stays after the last has ended: clocks differ
+MAX_FOUND = 4096  # addresses whose overrides are remembered
+
+
+class NetworkOverride(NamedTuple):
+    """What applies to the clients in a network instead of a policy, or of every policy."""
+
+    network: str
+    policy: str
+    kind: str
+    until: int  # ms since the epoch
+    amount: int | None
+    every_client: bool  # also where a policy counts something else than addresses, such as users
+
+    @property
+    def word(self) -> str:
+        """As the script takes it."""
+        return f"{self.kind}:{self.until}:{self.amount or ''}"
+
+
+class Networks:
+    """Overrides of networks, found by address."""
+
+    def __init__(self, overrides: Iterable[NetworkOverride]) -> None:
+        # By version and length of the prefix, and by the first address.
+        self._by_prefix: dict[tuple[int, int], dict[int, list[NetworkOverride]]] = {}
+        # One policy is narrower than all policies, so those of all come first.
+        for override in sorted(overrides, key=lambda each: each.policy != EVERY_POLICY):
+            network = ipaddress.ip_network(override.network)
+            networks = self._by_prefix.setdefault((network.version, network.prefixlen), {})
+            networks.setdefault(int(network.network_address), []).append(override)
+        self._found: dict[str, list[NetworkOverride]] = {}
+
+    def find(self, address: str) -> list[NetworkOverride]:
+        """Return the overrides of an address, those of the widest network first."""
+        found = self._found.get(address)
+        if found is None:
+            if len(self._found) >= MAX_FOUND:
+                self._found.clear()
+            found = self._found[address] = self._search(address)
+        return found
+
+    def _search(self, address: str) -> list[NetworkOverride]:
+        parsed = parse_address(address.partition("/")[0])
+        found: list[NetworkOverride] = []
+        if parsed is None:
+            return found
+        for version, length in sorted(self._by_prefix):
+            if version == parsed.version:
+                shift = parsed.max_prefixlen - length
+                found += self._by_prefix[version, length].get(int(parsed) >> shift << shift, ())
+        return found
+
+
+current: Networks | None = None  # None: there are none
+_digest = ""
+
+
+def words(
+    networks: Networks, identity: Identity, policies: Sequence[Policy], identities: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the overrides that apply to a check, as text per policy; () for none."""
+    address = _address(identity, identities)
+    found = networks.find(address) if address else []
+    if not found:
+        return ()
+    texts = []
+    for policy, counted in zip(policies, identities, strict=True):
+        by_address = counted.startswith("ip=")
+        applying = [each for each in found if each.policy in (policy.name, EVERY_POLICY)]
+        texts.append(";".join([each.word for each in applying if by_address or each.every_client]))
+    return tuple(texts) if any(texts) else ()
+
+
+def words_of_each(policies: Sequence[Policy], identities: Sequence[str]) -> tuple[str, ...]:
+    """As `words`, where each policy counts another client."""
+    if current is None:
+        return ()
+    pairs = zip(policies, identities, strict=True)
+    texts = [words(current, identity, (policy,), (identity,)) for policy, identity in pairs]
+    return tuple([text[0] if text else "" for text in texts]) if any(texts) else ()
+
+
+def _address(identity: Identity, identities: Iterable[str]) -> str:
+    """Return the address of a client, as far as the caller gives it."""
+    if isinstance(identity, Mapping):
+        return str(identity.get("ip") or "")
+    return next((decode(each)[1] for each in identities if each.startswith("ip=")), "")
+
+
+def publish(overrides: Iterable[NetworkOverride]) -> None:
+    """Replace the overrides of networks by these, for all processes within a second."""
+    found = list(overrides)
+    if found:
+        ends = max(override.until for override in found)
+        ttl = max(0, ends - local_time_ms()) + SPARE_TTL
+        backend.run_commands([("SET", KEY, _text(found), "PX", ttl)])
+    else:
+        backend.run_commands([("DEL", KEY)])
+    refresh()
+
+
+def differs(overrides: Iterable[NetworkOverride]) -> bool:
+    """Return whether Redis does not have these overrides, or has others."""
+    found = list(overrides)
+    return _read_digest() != (_text(found)[:DIGEST_SIZE] if found else "")
+
+
+def refresh() -> None:
+    """Read the overrides from Redis if they have changed."""
+    global current, _digest
+    digest = _read_digest()
+    if digest == _digest:
+        return
+    (reply,) = backend.run_commands([("GET", KEY)])
+    text = reply.decode() if isinstance(reply, bytes) else reply or ""
+    entries: list[Any] = json.loads(text[DIGEST_SIZE:] or "[]")
+    current = Networks(NetworkOverride(*entry) for entry in entries) if entries else None
+    _digest = text[:DIGEST_SIZE]
+
+
+def reset() -> None:
+    """Forget them, until they are read again."""
+    global current, _digest
+    current, _digest = None, ""
+
+
+process.on_fork(reset)
+
+
+def _read_digest() -> str:
+    (reply,) = backend.run_commands([("GETRANGE", KEY, 0, DIGEST_SIZE - 1)])
+    return reply.decode() if isinstance(reply, bytes) else str(reply)
+
+
+def _text(overrides: list[NetworkOverride]) -> str:
+    ordered = sorted(overrides, key=lambda each: each[:4])
+    text = json.dumps(ordered, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_SIZE // 2).hexdigest() + text

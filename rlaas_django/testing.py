@@ -33,12 +33,8 @@ def reset() -> None:
 def reset_all() -> None:
     """Delete the counters, overrides and statistics in Redis, and reset the process; the site's own keys stay."""
     reset()
-    for server in backend.servers():
-        cursor, first = 0, True
-        while cursor or first:
-            ((cursor, keys),) = backend.run_commands([("SCAN", cursor, "MATCH", KEYS, "COUNT", 1_000)], server)
-            cursor, first = int(cursor), False
-            backend.run_commands([("DEL", key) for key in keys])
+    for keys in backend.scan(KEYS):
+        backend.run_commands([("DEL", key) for key in keys])
 
 
 def assert_limited(response: HttpResponseBase) -> None:

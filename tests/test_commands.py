@@ -10,8 +10,9 @@ from django.core.management import CommandError, call_command
 from django.core.management.base import OutputWrapper
 from django.core.management.color import color_style
 
+from rlaas_django import rate_limit
 from tests.commands import rlaas
-from tests.internals import SUBCOMMANDS, CommandOutput, Styled
+from tests.internals import SCRIPTS, SLIDING_WINDOW, SUBCOMMANDS, TOKEN_BUCKET, CommandOutput, Styled
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -65,6 +66,75 @@ def test_wrong_settings_are_an_error(settings):
     result = rlaas("restore")
     assert result.code == 1
     assert "did you mean 'MAX_REQUESTS'?" in result.err
+
+
+class TestPolicies:
+    @pytest.fixture(autouse=True)
+    def _views(self, no_views):
+        """List the test's own views only."""
+
+    def test_rules_views_and_settings_are_listed_with_their_limits(self, configure):
+        configure(
+            POLICIES={
+                "login": {"rate": "5/m", "key": "ip"},
+                "search": {"rate": "30/10s", "algo": TOKEN_BUCKET, "burst": 60, "shadow": True},
+                "unused": {"rate": "1/h", "on_failure": "closed"},
+            },
+            MIDDLEWARE=[
+                {"path": "/healthz", "exempt": True},
+                {"path": "/api/", "methods": ["GET"], "policies": ["search"]},
+            ],
+        )
+
+        @rate_limit("login")
+        @rate_limit(lambda request: "5/m", key="global", group="dynamic")
+        def view(request): ...
+
+        found = rlaas("policies", "--json").json
+        rows = [tuple(row.values()) for row in found]
+        name = f"{view.__module__}.{view.__qualname__}"
+        assert ("rule /healthz", "exempt", None, None, None, None) in rows
+        assert ("rule GET,HEAD /api/", "search", "30/10s", "user_or_ip", TOKEN_BUCKET, "burst 60, shadow") in rows
+        assert (name, "login", "5/m", "ip", SLIDING_WINDOW, "") in rows
+        assert (name, "dynamic", "by a function", "global", SLIDING_WINDOW, "") in rows
+        assert ("settings", "unused", "1/h", "user_or_ip", SLIDING_WINDOW, "on failure closed") in rows
+        assert ("settings", "default", "5/m", "user_or_ip", SLIDING_WINDOW, "") in rows
+        shown = rlaas("policies").out.splitlines()
+        assert shown[0].split() == ["where", "policy", "rate", "key", "algorithm", "options"]
+        assert len(shown) == len(rows) + 1
+
+    def test_without_rules_the_middleware_applies_the_default_everywhere(self, settings):
+        settings.MIDDLEWARE = ["rlaas_django.middleware.RateLimitMiddleware"]
+        assert rlaas("policies", "default", "--json").json[0]["where"] == "rule /"
+
+    def test_one_policy_is_listed_by_its_name(self, configure):
+        configure(POLICIES={"login": {"rate": "5/m"}})
+        assert [row["policy"] for row in rlaas("policies", "login", "--json").json] == ["login"]
+        result = rlaas("policies", "logn")
+        assert result.code == 1
+        assert "There is no policy 'logn'; did you mean 'login'?" in result.err
+
+    def test_they_are_listed_while_redis_is_unavailable(self, redis_unavailable):
+        assert rlaas("policies").code == 0
+
+
+class TestScripts:
+    def test_they_are_listed_with_version_and_hash(self, client):
+        client.script_flush()
+        found = rlaas("scripts", "--json").json
+        assert [(row["name"], row["version"], row["sha1"]) for row in found] == [
+            (script.name, script.version, script.sha) for script in SCRIPTS
+        ]
+        assert not any(loaded for row in found for loaded in row["loaded"].values())
+        assert "not loaded" in rlaas("scripts").out
+
+    def test_they_can_be_loaded(self, client):
+        client.script_flush()
+        assert "not loaded" not in rlaas("scripts", "--load").out
+        assert all(client.script_exists(*(script.sha for script in SCRIPTS)))
+
+    def test_an_unavailable_redis_is_an_error(self, redis_unavailable):
+        assert rlaas("scripts").code == 1
 
 
 class TestOutput:

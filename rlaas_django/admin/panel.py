@@ -136,19 +136,13 @@ def watch_list(policy: str | None = None) -> list[Row]:
 def active(cursor: int, policy: str | None = None) -> tuple[list[Row], int, int]:
     """Return a page of all active counters, by SCAN; the cursor of the next, 0 at the end; and the keys scanned."""
     pattern = f"{COUNTER_PREFIX}{policy}/*" if policy and policy != DEFAULT else f"{COUNTER_PREFIX}*"
-    servers = backend.servers()
     found: dict[tuple[str, str], None] = {}
     scanned, count = 0, 2 * PAGE_SIZE
     while scanned < SCANS_PER_PAGE * SCAN_COUNT:
         count = min(SCAN_COUNT, count)
-        # The servers of a Cluster are scanned one after the other; our cursor holds the server and its own cursor.
-        position, index = divmod(cursor, len(servers))
-        scan = ("SCAN", position, "MATCH", pattern, "COUNT", count)
-        ((position, keys),) = backend.run_commands([scan], servers[index])
-        index += int(position) == 0
-        cursor = int(position) * len(servers) + index if index < len(servers) else 0
+        cursor, keys = backend.scan_page(cursor, pattern, count)
         scanned, count = scanned + count, 2 * count  # scan more at once where few keys match
-        for pair in map(parse_counter_key, map(as_text, keys)):
+        for pair in map(parse_counter_key, keys):
             if pair and is_encoded(pair[1]) and (policy is None or pair[0] == policy):
                 found[pair] = None
         if cursor == 0 or len(found) >= PAGE_SIZE:

@@ -4,6 +4,7 @@ from .client import connection_options, make_topology, redis_client, registered_
 from .commands import Call, script_call
 from .errors import UnavailableError
 from .execution import ADMIN_TIMEOUT, aexecute, aexecute_each, execute, execute_each, run_commands, servers
+from .scanning import scan, scan_page
 from .server import Server
 from .server_info import eviction_policy, server_info, table_bytes_per_key
 from .topology import Topology
@@ -24,6 +25,8 @@ __all__ = [
     "redis_client",
     "registered_scripts",
     "run_commands",
+    "scan",
+    "scan_page",
     "script_call",
     "server_info",
     "servers",

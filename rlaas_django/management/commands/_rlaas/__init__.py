@@ -13,7 +13,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Protocol
 
-from . import plan, replay, restore, token
+from . import plan, policies, replay, restore, scripts, token
 from .output import Output
 
 
@@ -28,6 +28,8 @@ class Subcommand(Protocol):
 
 
 SUBCOMMANDS: dict[str, Subcommand] = {
+    "policies": policies,
+    "scripts": scripts,
     "plan": plan,
     "replay": replay,
     "restore": restore,

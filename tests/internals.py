@@ -43,7 +43,7 @@ from rlaas_django.http import responses
 from rlaas_django.http import rules as http_rules
 from rlaas_django.http.identity import client_address
 from rlaas_django.http.responses import whole_seconds
-from rlaas_django.limiter import acheck_each, check_each, overrides, receipts, refund_units, refusal_cache
+from rlaas_django.limiter import acheck_each, check_each, networks, overrides, receipts, refund_units, refusal_cache
 from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter.compiled import Check, compile_policies
 from rlaas_django.limiter.compiled import plan as check_plan
@@ -146,6 +146,7 @@ __all__ = [
     "local_limiter",
     "local_module",
     "log",
+    "networks",
     "next_attempt",
     "observers",
     "overrides",

@@ -72,8 +72,8 @@ def remove(observer: Observer) -> None:
 
 def observe(decision: Decision, source: str) -> None:
     """Pass a decision that belongs to no request to the observers; `source` is the label of who asked for it."""
-    latency = () if decision.latency is None else (decision.latency,)
+    latencies = (decision.latency,) if measures_latency and decision.latency is not None else ()
     refusal = None if decision.allowed else decision
-    observation = Observation(decision, refusal, source[:MAX_TEXT], latencies=latency)
+    observation = Observation(decision, refusal, source[:MAX_TEXT], latencies=latencies)
     for observer in observers:
         observer(observation)

@@ -58,18 +58,17 @@ def _series(
     starts = range(end - (number - 1) * step, end + step, step)
     spans = range(starts[0] // span, end // span + 1)
     replies = iter(backend.run_commands([("HGETALL", key(name, each)) for name in names for each in spans]))
+    column = {code: 1 + i for i, code in enumerate(CODES.values())}  # of Counts
     series = {}
     for name in names:
-        found: dict[tuple[int, str], int] = {}
+        found: dict[int, list[int]] = {}  # the figures of each start
         for each in spans:
             for field, count in as_pairs(next(replies)):
                 position, _, code = field.partition(":")
-                found[each * span + int(position) * step, code] = int(count)
-        used = {start for start, _ in found}  # most are not, with many policies
-        series[name] = [
-            Counts(start, *(found.get((start, code), 0) for code in CODES.values())) if start in used else Counts(start)
-            for start in starts
-        ]
+                start = each * span + int(position) * step
+                figures = found.get(start) or found.setdefault(start, [start, *([0] * len(column))])
+                figures[column[code]] = int(count)
+        series[name] = [Counts(*found[start]) if start in found else Counts(start) for start in starts]
     return series
 
 

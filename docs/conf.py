@@ -27,7 +27,7 @@ autodoc_member_order = "bysource"
 
 html_theme = "furo"
 html_title = "rlaas_django"
-html_static_path = ["_static"] if os.path.isdir("_static") else []
+html_static_path = ["_static", *(f"../example_project/static/demo/playground.{kind}" for kind in ("css", "js"))]
 html_theme_options = {
     "source_repository": "https://github.com/rlaas-django/rlaas_django/",
     "source_branch": "main",

@@ -20,7 +20,7 @@ from django.views.decorators.csrf import ensure_csrf_cookie
 from django.views.decorators.http import require_GET, require_POST
 
 from rlaas_django import Policy, PolicyError, backend
-from rlaas_django.backend.commands import Call, pack, script_call
+from rlaas_django.backend.commands import Call, pack
 from rlaas_django.backend.scripts import for_algorithms
 from rlaas_django.core.keys import counter_key, override_key
 from rlaas_django.core.policy import ALGORITHMS, FIXED_WINDOW, TOKEN_BUCKET, script_arguments
@@ -140,7 +140,8 @@ def _call(run: Run, algo: str, identity: str, request: Request, operation: str, 
     key = counter_key(policy.name, algo, step.window, hash_tag=clustered).key(identity)
     keys = key, override_key(hash_tag=clustered).key(identity)
     words = START + request.at, operation, unique, step.cost, *script_arguments(policy, algo), 0, policy.name
-    return script_call(for_algorithms({algo}), keys, words)
+    script = for_algorithms({algo})
+    return Call(script, key, pack(("EVALSHA", script.sha, len(keys), *keys, *words)), reply_type=list)
 
 
 def _decision(request: Request, reply: list[int], memory: int | None) -> dict[str, Any]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import LOOKS
+from tests.browser.demo import ROOT
+from tests.browser.recorded_runs import record, recorded, verdicts
 
 FIXED, SLIDING, BUCKET = "fixed-window-algo", "sliding-window-algo", "token-bucket-algo"
 
@@ -123,3 +128,22 @@ def test_it_fits_every_screen(playground, screenshots, width, scheme):
       .filter((each) => each.getBoundingClientRect().right > innerWidth + 1).length""")
     assert beyond == 0
     page.screenshot(path=screenshots / f"playground-{width}-{scheme}.png", full_page=True)
+
+
+def test_the_runs_in_the_documentation_are_those_of_the_scripts(playground):
+    """If this fails after a change of the playground: python -m tests.browser.recorded_runs"""
+    assert verdicts(record(playground())) == verdicts(recorded())
+
+
+def test_the_documentation_shows_recorded_runs(chromium, tmp_path):
+    build = [sys.executable, "-m", "sphinx", "-q", "-b", "html", str(ROOT / "docs"), str(tmp_path)]
+    subprocess.run(build, check=True, capture_output=True)
+    page = chromium.new_page()
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto((tmp_path / "playground.html").as_uri())
+    expect(figure(page, FIXED, "most")).to_have_text("10")
+    page.locator("[name=pattern]").select_option("retrying")
+    expect(page.locator(f'.lane[data-algo="{SLIDING}"] circle.again').first).to_be_visible()
+    page.close()
+    assert errors == []

@@ -270,7 +270,7 @@ function showPlaying() {
 function remember() {
   const parameters = new URLSearchParams({ p: run.pattern, s: run.steps.map((step) => step.join(".")).join("_"), t: Math.round(run.now) });
   if (run.pattern === "own") parameters.set("r", run.requests.map((at, i) => (at - (run.requests[i - 1] ?? 0)).toString(36)).join("."));
-  history.replaceState(null, "", `#${parameters}`);
+  if (!window.RECORDED) history.replaceState(null, "", `#${parameters}`);
 }
 
 function recall() {
@@ -331,7 +331,7 @@ for (const button of root.querySelectorAll("[data-action]")) {
 }
 document.addEventListener("keydown", (event) => {
   const busy = event.target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey;
-  if (busy || !(event.key in KEYS)) return;
+  if (busy || window.RECORDED || !(event.key in KEYS)) return; // elsewhere these keys have another meaning
   event.preventDefault();
   ACTIONS[KEYS[event.key]]();
 });

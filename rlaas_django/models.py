@@ -64,6 +64,8 @@ class OverrideQuerySet(models.QuerySet["Override"]):
     def matching(self, identities: Iterable[str]) -> dict[str, list[Override]]:
         """Return the overrides of each identity, and of the networks that an address is in, the widest first."""
         found: dict[str, list[Override]] = {identity: [] for identity in identities}
+        if not found:
+            return found
         found_networks: list[tuple[Network | None, Override]] = []
         for override in self.filter(Q(identity__in=[*found]) | Q(identity__startswith=f"{NETWORK}=")):
             if override.is_network:

@@ -16,7 +16,7 @@ from django.test import Client, RequestFactory, override_settings
 from django.urls import reverse
 
 from rlaas_django import Policy, check, peek, rate_limit
-from rlaas_django.admin import panel
+from rlaas_django import usage as panel
 from rlaas_django.models import OperatorAction, Override
 from rlaas_django.stats import background, recorder
 from tests import urls  # noqa: F401  (its view is known to the panel as soon as it is imported)

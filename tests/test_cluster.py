@@ -27,7 +27,7 @@ from redis.crc import key_slot
 import rlaas_django
 import tests.urls  # noqa: F401  (its view is known to the panel as soon as it is imported)
 from rlaas_django import Policy, acheck, areset, backend, check, peek, refund, reset
-from rlaas_django.admin import panel
+from rlaas_django import usage as panel
 from rlaas_django.models import Override
 from rlaas_django.testing import reset_all
 from tests import traffic

@@ -20,7 +20,7 @@ from django.views import View
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlaas_django.admin import panel
+from rlaas_django import usage as panel
 from rlaas_django.integrations.django_ratelimit import (
     ALL,
     UNSAFE,

@@ -26,7 +26,7 @@ from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView
 
 from rlaas_django import Policy, backend, peek
-from rlaas_django.admin import panel
+from rlaas_django import usage as panel
 from rlaas_django.integrations import drf
 from rlaas_django.integrations.drf import (
     AnonRateThrottle,

@@ -9,7 +9,7 @@ from django.http import HttpResponse
 from django.test import RequestFactory
 
 from rlaas_django import Policy, check, rate_limit
-from rlaas_django.admin import panel
+from rlaas_django import usage as panel
 from rlaas_django.core.observers import ALLOWED, REFUSED
 from rlaas_django.stats import policies, recorder, schema
 from rlaas_django.stats.policies import definitions

@@ -12,14 +12,14 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from .. import operations
+from .. import operations, usage
 from ..core.keys import EncodedIdentity
 from ..core.policy import Policy, PolicyError, Rate
+from ..labels import ENCODED, describe
 from ..limiter import overrides
 from ..models import MAX_FACTOR, MIN_FACTOR, OperatorAction, Override
 from ..stats.policies import with_decided_rates
-from . import panel
-from .text import ENCODED, describe, grouped
+from .text import grouped
 
 DEFAULT_HOURS = 24
 MAX_SENTENCES = 5  # about other overrides, before an action is confirmed
@@ -125,7 +125,7 @@ class ActionForm(forms.Form):
         identity = EncodedIdentity(self.cleaned_data["identity"])
         if name := self.cleaned_data["policy"]:
             return [policy for policy, _ in with_decided_rates([(self.policies[name], identity)])]
-        return [row.outcome.policy for row in panel.identity_rows(identity)]
+        return [row.outcome.policy for row in usage.identity_rows(identity)]
 
 
 def confirmation(form: ActionForm) -> str:

@@ -9,8 +9,8 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ..labels import IdentityLabel, describe
 from ..models import OperatorAction, Override
-from .text import IdentityLabel, describe
 
 MAX_ENTRIES = 200
 

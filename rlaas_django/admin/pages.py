@@ -9,15 +9,15 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from .. import backend
+from .. import backend, usage
 from ..core.keys import EncodedIdentity
+from ..labels import describe, duration, search
 from ..models import Override
 from ..stats import reader
-from . import panel
 from .actions import ActionForm
 from .refusal_log import explain, group
 from .tables import Column, heads, sort_rows
-from .text import describe, duration, search, sees_users
+from .text import sees_users
 
 Context = dict[str, Any]
 
@@ -37,7 +37,7 @@ COLUMNS = {
 
 def clients(request: HttpRequest) -> Context:
     """Show identities with their usage: the watch list, all active ones, or a search."""
-    query, policies = request.GET, panel.policies()
+    query, policies = request.GET, usage.policies()
     policy = query.get("policy") if query.get("policy") in policies else None
     text, sort = query.get("q", "").strip(), query.get("sort", "")
     context: Context = {
@@ -52,10 +52,10 @@ def clients(request: HttpRequest) -> Context:
         context |= {"tab": "search", **_search(text, policy, by_email=sees_users(request))}
     elif query.get("tab") == "active":
         cursor = query.get("cursor", "0")
-        page = panel.active(int(cursor) if cursor.isdecimal() and len(cursor) < 21 else 0, policy)
+        page = usage.active(int(cursor) if cursor.isdecimal() and len(cursor) < 21 else 0, policy)
         context |= {"tab": "active", **dict(zip(("rows", "cursor", "scanned"), page, strict=True))}
     else:
-        context |= {"tab": "watch", "rows": panel.watch_list(policy)[:MAX_WATCHED]}
+        context |= {"tab": "watch", "rows": usage.watch_list(policy)[:MAX_WATCHED]}
     sort_rows(context["rows"], COLUMNS, sort)
     return context
 
@@ -64,7 +64,7 @@ def _search(text: str, policy: str | None, *, by_email: bool) -> Context:
     found = search(text, by_email=by_email)
     rows = [
         row
-        for row in panel.identity_rows(*found)
+        for row in usage.identity_rows(*found)
         if policy in (None, row.outcome.policy.name)
         and (row.outcome.current_count or row.refused_today or row.override)
     ]
@@ -75,7 +75,7 @@ def _search(text: str, policy: str | None, *, by_email: bool) -> Context:
 
 def identity(encoded: EncodedIdentity, form: ActionForm | None = None) -> Context:
     """Show the usage, refusals and overrides of one identity, with the form of actions."""
-    every = sorted(panel.identity_rows(encoded), key=lambda row: (-row.percent, row.outcome.policy.name))
+    every = sorted(usage.identity_rows(encoded), key=lambda row: (-row.percent, row.outcome.policy.name))
     rows = [row for row in every if row.outcome.current_count or row.refused_today or row.override]
     refusals = [each for each in reader.refusals(row.outcome.policy.name for row in every) if each.identity == encoded]
     history = list(Override.objects.filter(identity=encoded)[:20])
@@ -88,7 +88,7 @@ def identity(encoded: EncodedIdentity, form: ActionForm | None = None) -> Contex
         "refusals": [(each, explain(each, history)) for each in group(refusals)[:MAX_EXPLAINED]],
         "active": [override for override in history if override.is_active()],
         "ended": [override for override in history if not override.is_active()],
-        "form": form or ActionForm(policies=panel.policies(), initial={"identity": encoded}),
+        "form": form or ActionForm(policies=usage.policies(), initial={"identity": encoded}),
     }
 
 
@@ -99,7 +99,7 @@ def overrides(_request: HttpRequest) -> Context:
     labels = describe({override.identity for override in (*active, *ended)})
     now = timezone.now()
     try:
-        panel.ping()
+        usage.ping()
         available = True
     except backend.UnavailableError:
         available = False

@@ -9,17 +9,18 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from .. import conf
+from .. import conf, usage
 from ..core import policy as algorithms
 from ..core.policy import Policy, Rate
 from ..core.text import printable
+from ..labels import describe
 from ..stats import reader
 from ..stats.reader import Counts, total
 from ..stats.schema import SITE
-from . import charts, panel
-from .panel import PolicyRow
+from ..usage import PolicyRow
+from . import charts
 from .tables import Column, heads, sort_rows
-from .text import describe, grouped
+from .text import grouped
 
 Context = dict[str, Any]
 
@@ -36,7 +37,7 @@ ALGORITHM_NAMES = {
 
 
 class Span(NamedTuple):
-    """How a span of time of `panel.SPANS` is shown."""
+    """How a span of time of `usage.SPANS` is shown."""
 
     name: str
     label: Any
@@ -69,10 +70,10 @@ def overview(request: HttpRequest) -> Context:
     """Show the whole site in a chart, what was refused most, the policies in a table, and the state of Redis."""
     query, span = request.GET, _span(request)
     text, sort = query.get("q", "").strip(), query.get("sort", "policy")
-    every = panel.policy_table(span.name)
+    every = usage.policy_table(span.name)
     rows = [row for row in every if text.lower() in f"{row.policy.label} {row.policy.name}".lower()]
     sort_rows(rows, COLUMNS, sort)
-    site = panel.series("hour")
+    site = usage.series("hour")
     identities, paths = reader.most_refused(TOP)
     labels = describe(identities)
     return {
@@ -87,18 +88,18 @@ def overview(request: HttpRequest) -> Context:
         "policies_count": len(every),
         "identities": [(labels[identity], number) for identity, number in identities.items()],
         "paths": [(printable(path), number) for path, number in paths.items()],
-        "server": panel.server_state(),
-        "breakers": panel.open_breakers(),
+        "server": usage.server_state(),
+        "breakers": usage.open_breakers(),
         "degraded": sum(minute.degraded for minute in site[-DEGRADED_MINUTES:]),
     }
 
 
 def policy(request: HttpRequest) -> Context | None:
     """Show one policy: its numbers, its chart, and the identities that it refused most. None if there is none."""
-    found = panel.policies().get(request.GET.get("policy", ""))
+    found = usage.policies().get(request.GET.get("policy", ""))
     if found is None:
         return None
-    hour, week = panel.series("hour", found.name), panel.series("week", found.name)
+    hour, week = usage.series("hour", found.name), usage.series("week", found.name)
     identities = reader.refused_identities([found.name], TOP_OF_POLICY)[found.name]
     labels = describe(identities)
     return {
@@ -120,10 +121,10 @@ def policy(request: HttpRequest) -> Context | None:
 
 def shadow(_request: HttpRequest) -> Context:
     """Show what each shadow policy would have refused in the last day."""
-    rows = [row for row in panel.policy_table("day") if row.policy.shadow]
+    rows = [row for row in usage.policy_table("day") if row.policy.shadow]
     identities = reader.refused_identities(row.policy.name for row in rows)
     if not rows:
-        panel.ping()  # raises if Redis is unavailable; without policies nothing else asks it
+        usage.ping()  # raises if Redis is unavailable; without policies nothing else asks it
     return {
         "title": _("Shadow policies"),
         "rows": [(row, _sparkline(row, SPANS["day"]), len(identities[row.policy.name])) for row in rows],
@@ -140,7 +141,7 @@ def _sparkline(row: PolicyRow, span: Span) -> SafeString:
 
 def _chart(span: Span, subject: str, name: str) -> Context:
     """Return a chart for the template: of the site or of a policy."""
-    series: list[Counts] = charts.add_up(panel.series(span.name, name), span.per_bar)
+    series: list[Counts] = charts.add_up(usage.series(span.name, name), span.per_bar)
     bars = charts.bars(series, span.time_format)
     sums = total(series)
     label = _("%(span)s, %(subject)s: %(total)s requests, %(refused)s refused") % {

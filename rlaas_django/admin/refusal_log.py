@@ -14,13 +14,14 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from .. import usage
 from ..core.text import printable
+from ..labels import describe, duration, search
 from ..models import Override
 from ..stats import reader
 from ..stats.schema import SITE, Refusal
 from ..templatetags.rlaas_panel import with_zone
-from . import panel
-from .text import describe, duration, local_time, search, sees_users
+from .text import local_time, sees_users
 
 MAX_GROUPS = 200  # on the page
 MAX_FILTERED = 5_000
@@ -93,7 +94,7 @@ def group(refusals: Iterable[Refusal]) -> list[Group]:
 
 def page(request: HttpRequest) -> dict[str, Any]:
     """Show the refusal log, filtered and grouped."""
-    query, policies = request.GET, panel.policies()
+    query, policies = request.GET, usage.policies()
     found = _filtered(request, policies)
     groups = group(found)
     labels = describe({each.latest.identity for each in groups[:MAX_GROUPS]})
@@ -131,7 +132,7 @@ def write_csv(file: Any, request: HttpRequest) -> None:
     """Write the refusal log as CSV, filtered like the page, one line per refusal."""
     writer = csv.writer(file)
     writer.writerow(CSV_COLUMNS)
-    for refusal in _filtered(request, panel.policies()):
+    for refusal in _filtered(request, usage.policies()):
         wait = "" if refusal.retry_after is None else math.ceil(refusal.retry_after)  # as in the header Retry-After
         time = local_time(refusal.at).isoformat(timespec="seconds")
         values = {**asdict(refusal), "time": time, "retry_after": wait}

@@ -22,11 +22,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_POST
 
-from .. import backend, operations
+from .. import backend, operations, usage
 from ..core.keys import EncodedIdentity, encode
+from ..labels import is_encoded
 from ..models import OperatorAction, Override, RateLimit
-from . import actions, history, pages, panel, policy_pages, refusal_log
-from .text import is_encoded, sees_users
+from . import actions, history, pages, policy_pages, refusal_log
+from .text import sees_users
 
 View = Callable[..., HttpResponseBase]
 
@@ -71,7 +72,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 return view(request, **kwargs)
             except backend.UnavailableError as error:
                 context = {"title": _("Redis is unavailable"), "error": error, "acted": acts}
-                return self._render(request, "unavailable", {**context, "breakers": panel.open_breakers()}, status=503)
+                return self._render(request, "unavailable", {**context, "breakers": usage.open_breakers()}, status=503)
 
         return self.admin_site.admin_view(update_wrapper(wrapped, view))
 
@@ -103,7 +104,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def act(self, request: HttpRequest) -> HttpResponse:
         """Perform an action on an identity, after confirmation."""
-        form = actions.ActionForm(request.POST, policies=panel.policies())
+        form = actions.ActionForm(request.POST, policies=usage.policies())
         if not form.is_valid():
             return self.identity(request, form)
         identity = form.cleaned_data["identity"]
@@ -207,7 +208,7 @@ class RateLimitsOfUser:
         identity = EncodedIdentity(encode(str(user.pk)))
         context: dict[str, Any] = {"page": _url(self.admin_site, "identity", id=identity)}
         try:
-            rows = panel.identity_rows(identity)
+            rows = usage.identity_rows(identity)
             context["rows"] = [row for row in rows if row.outcome.current_count or row.override]
         except backend.UnavailableError as error:
             context["error"] = error

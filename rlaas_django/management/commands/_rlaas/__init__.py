@@ -13,7 +13,24 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Protocol
 
-from . import plan, policies, replay, restore, scripts, token
+from . import (
+    block,
+    end,
+    exempt,
+    history,
+    limit,
+    plan,
+    policies,
+    replay,
+    reset,
+    restore,
+    scripts,
+    show,
+    status,
+    token,
+    top,
+    watch,
+)
 from .output import Output
 
 
@@ -28,10 +45,20 @@ class Subcommand(Protocol):
 
 
 SUBCOMMANDS: dict[str, Subcommand] = {
+    "status": status,
     "policies": policies,
+    "show": show,
+    "top": top,
+    "watch": watch,
+    "reset": reset,
+    "block": block,
+    "exempt": exempt,
+    "limit": limit,
+    "end": end,
+    "history": history,
     "scripts": scripts,
     "plan": plan,
     "replay": replay,
-    "restore": restore,
     "token": token,
+    "restore": restore,
 }

@@ -1,4 +1,4 @@
-"""The data of the panel: policies, what is counted under them, and the state of Redis. No HTML and no requests."""
+"""Usage: what is counted under each policy, and the state of Redis. For the admin's pages and the commands."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from .. import backend, limiter
-from ..backend.scripts import SCRIPTS
-from ..core.decision import Outcome
-from ..core.keys import COUNTER_PREFIX, EncodedIdentity, decode, key_kind, parse_counter_key
-from ..core.policy import DEFAULT, Policy, Rate
-from ..limiter.overrides import in_force
-from ..models import Override
-from ..stats import reader, schema
-from ..stats.policies import known, with_decided_rates
-from ..stats.reader import Counts, total
-from ..stats.schema import as_text
-from .text import IdentityLabel, describe, duration, is_encoded
+from . import backend, limiter
+from .backend.scripts import SCRIPTS
+from .core.decision import Outcome
+from .core.keys import COUNTER_PREFIX, EncodedIdentity, decode, key_kind, parse_counter_key
+from .core.policy import DEFAULT, Policy, Rate
+from .labels import IdentityLabel, describe, duration, is_encoded
+from .limiter.overrides import in_force
+from .models import Override
+from .stats import reader, schema
+from .stats.policies import known, with_decided_rates
+from .stats.reader import Counts, total
+from .stats.schema import as_text
 
 PAGE_SIZE = 50
 SCANS_PER_PAGE = 20  # of SCAN_COUNT keys each: bounds the cost of a page, however many keys there are

@@ -18,6 +18,7 @@ from tests.internals import (
     KEYS,
     POLICY_OPTIONS,
     RULE_OPTIONS,
+    SUBCOMMANDS,
     check_settings,
     forget_limits,
     header_module,
@@ -121,3 +122,8 @@ def test_every_make_target_is_listed_by_make_help():
     phony = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())
     documented = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
     assert phony == documented
+
+
+def test_every_subcommand_is_documented():
+    listed = re.findall(r"^\| `rlaas (\w+)", PAGES["commands.md"], re.MULTILINE)
+    assert set(SUBCOMMANDS) <= set(listed)

@@ -48,7 +48,7 @@ from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter.compiled import Check, compile_policies
 from rlaas_django.limiter.compiled import plan as check_plan
 from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
-from rlaas_django.management.commands._rlaas import SUBCOMMANDS
+from rlaas_django.management.commands._rlaas import SUBCOMMANDS, diagnosis
 from rlaas_django.management.commands._rlaas.output import Output as CommandOutput
 from rlaas_django.management.commands._rlaas.output import Styled
 from rlaas_django.management.commands._rlaas.plan import predict as predict_memory
@@ -131,6 +131,7 @@ __all__ = [
     "compile_policies",
     "conf",
     "connection_pool",
+    "diagnosis",
     "encode",
     "escape_for_log",
     "exempt_views",

@@ -6,7 +6,7 @@ from .errors import UnavailableError
 from .execution import ADMIN_TIMEOUT, aexecute, aexecute_each, execute, execute_each, run_commands, servers
 from .scanning import scan, scan_page
 from .server import Server
-from .server_info import eviction_policy, server_info, table_bytes_per_key
+from .server_info import encryption, eviction_policy, server_info, table_bytes_per_key
 from .topology import Topology
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "aexecute",
     "aexecute_each",
     "connection_options",
+    "encryption",
     "eviction_policy",
     "execute",
     "execute_each",

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+import ssl
+from typing import NamedTuple
+
+import redis
+
 from .errors import UnavailableError
 from .execution import run_commands
 from .server import Server
 
 NO_EVICTION = "noeviction"
+UNVERIFIED = ("none", "CERT_NONE", None, ssl.CERT_NONE)  # values of redis-py's option ssl_cert_reqs
+
+
+class Encryption(NamedTuple):
+    """How connections to a server are protected."""
+
+    text: str
+    is_safe: bool
+
+
+def encryption(server: Server) -> Encryption:
+    """Return how connections to a server are protected."""
+    kind, options = server.options.connection_class, server.options.options
+    if issubclass(kind, redis.SSLConnection):
+        if options.get("ssl_cert_reqs", "required") in UNVERIFIED:
+            return Encryption("encrypted by TLS, but the certificate is not checked", is_safe=False)
+        return Encryption("encrypted by TLS", is_safe=True)
+    if "path" in options:
+        return Encryption("over a unix socket", is_safe=True)
+    return Encryption("not encrypted", is_safe=False)
 
 
 def server_info(server: Server) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from . import (
     block,
+    doctor,
     end,
     exempt,
     history,
@@ -57,6 +58,7 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "end": end,
     "history": history,
     "scripts": scripts,
+    "doctor": doctor,
     "plan": plan,
     "replay": replay,
     "token": token,

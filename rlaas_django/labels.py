@@ -80,13 +80,20 @@ def search(text: str, *, by_email: bool) -> list[EncodedIdentity]:
     if not text or len(text) > MAX_SEARCH:
         return []
     found = [EncodedIdentity(encode(str(user.pk))) for user in _users(text, by_email)]
-    if parse_address(text) is not None:
-        found.append(EncodedIdentity(f"ip={encode(counted_address(text, conf.config().encoding.ipv6_prefix))}"))
+    if address := address_identity(text):
+        found.append(address)
     elif "/" in text:
         with suppress(ValueError):  # it is no network
             found.append(EncodedIdentity(encode_network(text, conf.config().encoding)))
     found.append(EncodedIdentity(text if ("=" in text or "%" in text) and is_encoded(text) else encode(text)))
     return list(dict.fromkeys(found))
+
+
+def address_identity(text: str) -> EncodedIdentity:
+    """Return the encoded identity of an IP address; an empty one if text is none."""
+    if parse_address(text) is None:
+        return EncodedIdentity("")
+    return EncodedIdentity(f"ip={encode(counted_address(text, conf.config().encoding.ipv6_prefix))}")
 
 
 def _users(text: str, by_email: bool) -> Iterable[Any]:

@@ -24,7 +24,7 @@ from tests.internals import ALGORITHMS, identify
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.urls")]
 
-PAGES = ("changelist", "clients", "refusals", "shadow", "overrides")
+PAGES = ("changelist", "clients", "refusals", "shadow", "overrides", "add_override", "history")
 ODD = ['a"b', "<script>alert(1)</script>", "a/b", "😀", "x" * 8000, "a\n\x1b[31mb", "100%", "a&b='c'", "{a}:b"]
 GONE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
 
@@ -421,6 +421,78 @@ class TestActions:
         assert strict.post(url(name), {"identity": "alice", "action": "reset", "confirmed": "on"}).status_code == 403
 
 
+class TestHistory:
+    def test_it_says_who_did_what_when_and_why(self, admin_client, admin_user, viewer, alice):
+        request_as(alice, 3)
+        identity = str(alice.pk)
+        act(admin_client, identity=identity, action="block", hours="24", reason="<b>spam</b>")
+        act(admin_client, identity=identity, action="reset", policy="page", reason="a mistake")
+        act(admin_client, identity=identity, action="refund", policy="page", amount="2")
+        for page in (url("history"), url("identity", id=identity)):
+            body = viewer.get(page).content.decode()
+            assert "Blocked alice under all policies until" in body
+            assert "&lt;b&gt;spam&lt;/b&gt;" in body
+            assert "Reset the usage of alice under page" in body
+            assert "a mistake" in body
+            assert "Refunded 0 units to alice under page" in body
+            assert admin_user.username in body
+            assert "in the admin" in body
+
+    def test_the_page_of_an_identity_has_its_own_history_only(self, admin_client, alice):
+        act(admin_client, identity="bob", action="block", hours="24", reason="spam")
+        assert admin_client.get(url("identity", id=str(alice.pk))).context["history"] == []
+        assert len(admin_client.get(url("identity", id="bob")).context["history"]) == 1
+
+
+class TestAddingOverrides:
+    @pytest.mark.parametrize(
+        ("text", "encoded"),
+        [
+            ("203.0.113.0/24", "net=203.0.113.0%2F24"),
+            ("2001:db8::/48", "net=2001%3Adb8%3A%3A%2F48"),
+            ("203.0.113.9", "ip=203.0.113.9"),
+            ("2001:db8::1", "ip=2001%3Adb8%3A%3A%2F64"),
+        ],
+    )
+    def test_addresses_and_networks_are_found_before_their_first_request(self, admin_client, text, encoded):
+        page = admin_client.get(url("add_override", q=text))
+        assert page.context["found"][0].encoded == encoded
+        assert url("identity", id=encoded, action="block") in html.unescape(page.content.decode())
+        form = admin_client.get(url("identity", id=encoded, action="block")).context["form"]
+        assert form["action"].value() == "block"
+
+    def test_users_are_found_by_name(self, admin_client, alice):
+        found = admin_client.get(url("add_override", q="ALI")).context["found"]
+        assert [label.user for label in found] == [alice, None]
+
+    @pytest.mark.parametrize("action", ["", "nonsense", "exempt"])
+    def test_a_network_has_no_usage_to_reset(self, admin_client, action):
+        page = admin_client.get(url("identity", id="net=203.0.113.0%2F24", action=action))
+        body = page.content.decode()
+        assert page.context["form"]["action"].value() == ("exempt" if action == "exempt" else "block")
+        assert 'value="block"' in body
+        assert 'value="reset"' not in body
+
+    def test_only_who_may_change_sees_the_button(self, admin_client, viewer):
+        link = url("add_override")
+        assert link in admin_client.get(url("overrides")).content.decode()
+        assert link not in viewer.get(url("overrides")).content.decode()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("whose", ["user", "ip=127.0.0.1", "net=127.0.0.0%2F8"])
+def test_refusals_by_a_block_say_blocked(admin_client, alice, whose):
+    """Of the user, of every client of an address, and of every client of a network."""
+    data = {"identity": str(alice.pk)} if whose == "user" else {"identity": whose, "every_client": "on"}
+    assert act(admin_client, action="block", hours="1", reason="spam", **data).status_code == 302
+    assert request_as(alice, 2) == [429, 429]
+    background.run(20)
+    body = admin_client.get(url("refusals")).content.decode()
+    assert 'rlaas-badge-block" title="spam">blocked<' in body
+    assert "0 / 3" not in body
+    assert "Blocked (spam), refused at" in admin_client.get(url("identity", id=str(alice.pk))).content.decode()
+
+
 class TestRefusals:
     @pytest.fixture(autouse=True)
     def _refused(self, alice):
@@ -501,7 +573,7 @@ def test_every_page_responds_within_a_second_while_redis_is_unavailable(admin_cl
         started = time.monotonic()
         response = admin_client.get(url(name, id="alice") if name == "identity" else url(name))
         assert time.monotonic() - started < 1
-    if name != "overrides":
+    if name not in ("overrides", "add_override", "history"):  # they need the database only
         assert response.status_code == 503
         assert "Redis" in response.content.decode()
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from django.utils.formats import date_format
-from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..labels import IdentityLabel, describe
 from ..models import OperatorAction, Override
+from ..templatetags.rlaas_panel import with_zone
 
 MAX_ENTRIES = 200
 
@@ -34,7 +33,7 @@ def entries(identity: str | None = None, limit: int = MAX_ENTRIES) -> list[Entry
 def words(action: OperatorAction, identity: IdentityLabel | None = None) -> str:
     """Return what was done as a sentence without its full stop.
 
-    >>> "Blocked 203.0.113.9 under all policies until 17 Nov 2026, 14:00"
+    >>> "Blocked 203.0.113.9 under all policies until 17/11/2026 14:00 CET"
     """
     texts = {
         "block": _("Blocked %(identity)s under %(policy)s until %(until)s"),
@@ -57,5 +56,5 @@ def words(action: OperatorAction, identity: IdentityLabel | None = None) -> str:
         "identity": label.name,
         "policy": action.policy or _("all policies"),
         "amount": amount,
-        "until": date_format(localtime(action.until), "DATETIME_FORMAT") if action.until else "",
+        "until": with_zone(action.until) if action.until else "",
     }

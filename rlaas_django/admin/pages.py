@@ -10,12 +10,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from .. import backend, usage
-from ..core.keys import EncodedIdentity
+from ..core.keys import NETWORK, EncodedIdentity
 from ..labels import describe, duration, search
+from ..limiter.overrides import BLOCK
 from ..models import Override
 from ..stats import reader
 from .actions import ActionForm
-from .refusal_log import explain, group
+from .history import entries
+from .refusal_log import explain, find_blocks, group
 from .tables import Column, heads, sort_rows
 from .text import sees_users
 
@@ -23,6 +25,7 @@ Context = dict[str, Any]
 
 MAX_WATCHED = 200
 MAX_ENDED = 100
+MAX_HISTORY = 20  # actions on the page of an identity
 MAX_EXPLAINED = 50  # groups of refusals on the page of an identity
 COLUMNS = {
     "identity": Column(gettext_lazy("Identity"), lambda row: row.identity.name.lower()),
@@ -65,31 +68,39 @@ def _search(text: str, policy: str | None, *, by_email: bool) -> Context:
     rows = [
         row
         for row in usage.identity_rows(*found)
-        if policy in (None, row.outcome.policy.name)
-        and (row.outcome.current_count or row.refused_today or row.override)
+        if policy in (None, row.outcome.policy.name) and (_is_used(row) or row.override)
     ]
     others = describe(set(found) - {row.identity.encoded for row in rows}).values()
     unused = [label for label in others if label.user or not rows]
     return {"rows": rows, "unused": sorted(unused, key=lambda label: (label.user is None, label.name))}
 
 
-def identity(encoded: EncodedIdentity, form: ActionForm | None = None) -> Context:
-    """Show the usage, refusals and overrides of one identity, with the form of actions."""
+def identity(encoded: EncodedIdentity, form: ActionForm | None = None, action: str = "") -> Context:
+    """Show the usage, refusals, overrides and history of one identity, with the form of actions; `action` is chosen."""
     every = sorted(usage.identity_rows(encoded), key=lambda row: (-row.percent, row.outcome.policy.name))
-    rows = [row for row in every if row.outcome.current_count or row.refused_today or row.override]
+    rows = [row for row in every if _is_used(row) or (row.override is not None and row.override.policy)]
     refusals = [each for each in reader.refusals(row.outcome.policy.name for row in every) if each.identity == encoded]
-    history = list(Override.objects.filter(identity=encoded)[:20])
-    label = describe([encoded])[encoded]
+    groups = group(refusals)[:MAX_EXPLAINED]
+    find_blocks(groups)
+    active = Override.objects.active().matching([encoded])[encoded]
+    labels = describe({encoded, *(override.identity for override in active)})
+    is_network = labels[encoded].kind == NETWORK
+    chosen = action if action in dict(ActionForm.ACTIONS) else BLOCK if is_network else ActionForm.RESET
     return {
-        "title": label.name,
-        "identity": label,
+        "title": labels[encoded].name,
+        "identity": labels[encoded],
         "rows": rows,
         "unused": [row for row in every if row not in rows],
-        "refusals": [(each, explain(each, history)) for each in group(refusals)[:MAX_EXPLAINED]],
-        "active": [override for override in history if override.is_active()],
-        "ended": [override for override in history if not override.is_active()],
-        "form": form or ActionForm(policies=usage.policies(), initial={"identity": encoded}),
+        "refusals": [(each, explain(each)) for each in groups],
+        "active": [(override, labels[override.identity]) for override in reversed(active)],
+        "history": entries(encoded, MAX_HISTORY),
+        "is_network": is_network,
+        "form": form or ActionForm(policies=usage.policies(), initial={"identity": encoded, "action": chosen}),
     }
+
+
+def _is_used(row: usage.Row) -> bool:
+    return bool(row.outcome.current_count or row.refused_today)
 
 
 def overrides(_request: HttpRequest) -> Context:
@@ -109,3 +120,16 @@ def overrides(_request: HttpRequest) -> Context:
         "ended": [(each, labels[each.identity]) for each in ended],
         "available": available,
     }
+
+
+def add_override(request: HttpRequest) -> Context:
+    """Find whom a new override is for: also those without usage, and networks."""
+    text = request.GET.get("q", "").strip()
+    labels = describe(search(text, by_email=sees_users(request))).values()
+    found = sorted(labels, key=lambda label: (label.user is None and label.kind == "user", label.name))
+    return {"title": _("Add an override"), "q": text, "found": found}
+
+
+def history(_request: HttpRequest) -> Context:
+    """Show what operators did, from the database."""
+    return {"title": _("History"), "entries": entries()}

@@ -6,7 +6,7 @@ import csv
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.http import HttpRequest
@@ -16,10 +16,10 @@ from django.utils.translation import gettext_lazy
 
 from .. import usage
 from ..core.text import printable
-from ..labels import describe, duration, search
+from ..labels import address_identity, describe, duration, search
 from ..models import Override
 from ..stats import reader
-from ..stats.schema import SITE, Refusal
+from ..stats.schema import REFUSALS_TTL, SITE, Refusal
 from ..templatetags.rlaas_panel import with_zone
 from .text import local_time, sees_users
 
@@ -44,6 +44,7 @@ class Group:
     latest: Refusal
     number: int = 0
     first_at: float = 0
+    block: Override | None = None  # why the latest was refused, if not by usage
 
     def add(self, refusal: Refusal) -> None:
         """Count a refusal that is older than those before."""
@@ -92,15 +93,29 @@ def group(refusals: Iterable[Refusal]) -> list[Group]:
     return list(groups.values())
 
 
+def find_blocks(groups: Iterable[Group]) -> None:
+    """Find what blocked the latest refusal of each group: an override of the identity, its address or its network."""
+    shown = [(each, each.latest.identity, address_identity(each.latest.address)) for each in groups]
+    oldest = timezone.now() - timedelta(seconds=REFUSALS_TTL)
+    blocks = Override.objects.filter(kind=Override.Kind.BLOCK, until__gt=oldest)
+    found = blocks.matching({identity for _, *identities in shown for identity in identities if identity})
+    for each, identity, address in shown:
+        matching = [*found[identity], *(override for override in found.get(address, ()) if override.every_client)]
+        applied = [block for block in matching if block.policy in ("", each.latest.policy) and block.is_active(each.at)]
+        each.block = applied[-1] if applied else None
+
+
 def page(request: HttpRequest) -> dict[str, Any]:
     """Show the refusal log, filtered and grouped."""
     query, policies = request.GET, usage.policies()
     found = _filtered(request, policies)
     groups = group(found)
-    labels = describe({each.latest.identity for each in groups[:MAX_GROUPS]})
+    shown = groups[:MAX_GROUPS]
+    find_blocks(shown)
+    labels = describe({each.latest.identity for each in shown})
     return {
         "title": _("Refusals"),
-        "groups": [(each, labels[each.latest.identity]) for each in groups[:MAX_GROUPS]],
+        "groups": [(each, labels[each.latest.identity]) for each in shown],
         "groups_count": len(groups),
         "found": len(found),
         "unlogged": sum(hour.unlogged for hour in reader.hours([SITE], days=1)[SITE]),
@@ -145,8 +160,8 @@ def _cell(value: object) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def explain(group: Group, history: list[Override]) -> str:
-    """Return why requests were refused: by usage, or by one of the identity's overrides.
+def explain(group: Group) -> str:
+    """Return why requests were refused: by usage, or by an override.
 
     >>> "5 of 5 in 1 min, refused at 10:31:09 CET on POST /login/, allowed again in 38 s"
     """
@@ -158,11 +173,9 @@ def explain(group: Group, history: list[Override]) -> str:
         "time": with_zone(at),
         "request": f"{group.method} {group.path}".strip(),
     }
-    for override in history:
-        blocks = override.kind == Override.Kind.BLOCK and override.policy in ("", refusal.policy)
-        if blocks and override.is_active(at):
-            words["reason"] = override.reason
-            return _("Blocked (%(reason)s), refused at %(time)s on %(request)s") % words
+    if group.block is not None:
+        words["reason"] = group.block.reason
+        return _("Blocked (%(reason)s), refused at %(time)s on %(request)s") % words
     if refusal.over:
         return _("%(count)d of %(limit)d in %(window)s, over the limit at %(time)s on %(request)s") % words
     words["refusal"] = _("%(count)d of %(limit)d in %(window)s, refused at %(time)s on %(request)s") % words

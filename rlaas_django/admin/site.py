@@ -52,6 +52,8 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             ("refusals.csv", "refusals_csv", self.refusals_csv),
             ("shadow/", "shadow", self._page("shadow", policy_pages.shadow)),
             ("overrides/", "overrides", self._page("overrides", pages.overrides)),
+            ("overrides/add/", "add_override", self._page("add_override", pages.add_override)),
+            ("history/", "history", self._page("history", pages.history)),
             ("act/", "act", require_POST(self.act)),
             ("end/", "end", require_POST(self.end)),
             ("<path:object_id>/change/", "change", self.change),
@@ -88,7 +90,8 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         encoded = EncodedIdentity(request.GET.get("id") or request.POST.get("identity", ""))
         if not is_encoded(encoded):
             return self._redirect("clients", **({"q": encoded} if encoded else {}))
-        context = {**pages.identity(encoded, form), "live_url": _url(self.admin_site, "identity", id=encoded)}
+        context = pages.identity(encoded, form, request.GET.get("action", ""))
+        context["live_url"] = _url(self.admin_site, "identity", id=encoded)
         return self._render(request, "identity", context)
 
     def refusals_csv(self, request: HttpRequest) -> HttpResponse:

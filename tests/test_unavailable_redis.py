@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
+from itertools import product
 
 import pytest
 import redis.asyncio
@@ -162,6 +164,22 @@ async def test_surplus_reply_of_the_same_shape_shifts_no_task(use_url):
             server.surplus = b"*8\r\n:1\r\n:1\r\n:999\r\n:9\r\n:0\r\n:0\r\n:10\r\n:1\r\n"
             assert (await acheck(f"user-{n + 1}", ROOMY)).degraded
             assert (await acheck(f"user-{n + 2}", ROOMY)).current_count == n + 2
+
+
+@pytest.mark.parametrize("names", [["send_packed_command"], ["can_read", "can_read_destructive"]], ids=str)
+def test_name_that_redis_py_has_no_more_is_an_error_of_the_request(limiter, own, monkeypatch, names):
+    """And not a reason to decide without Redis from then on."""
+    modules = redis.connection, redis.asyncio.connection
+    classes = [module.AbstractConnection for module in modules] + [redis.connection.ConnectionInterface]
+    limiter.check("alice", ROOMY)
+    with monkeypatch.context() as patch:
+        for each, name in product(classes, names):
+            patch.delattr(each, name, raising=False)
+        time.sleep(2 * pool_module.FRESH)  # a connection used since then is not examined
+        with pytest.raises(AttributeError, match=names[0]):
+            limiter.check("alice", ROOMY)
+    assert circuit_breaker().error is None
+    assert not limiter.check("alice", ROOMY).degraded
 
 
 def test_error_of_one_key_concerns_one_identity(limiter, target, use_url, failure_signals, log_lines):

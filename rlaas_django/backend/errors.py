@@ -14,6 +14,10 @@ _WHOLE_SERVER = (
     exceptions.ClusterDownError,
 )
 
+# Mistakes, such as a name that another version of redis-py has not: raised, as no reply of a server causes them, and to
+# decide without Redis from then on would hide them.
+PROGRAMMING_ERRORS = (AttributeError, NameError, TypeError)
+
 TRYAGAIN_PAUSE = 0.003  # seconds; a slot is on its way from node to node
 
 

@@ -17,7 +17,7 @@ from redis.retry import Retry
 
 from .circuit_breaker import CircuitBreaker
 from .commands import Call
-from .errors import PoolExhaustedError, UnexpectedReplyError, concerns_whole_server
+from .errors import PROGRAMMING_ERRORS, PoolExhaustedError, UnexpectedReplyError, concerns_whole_server
 from .multiplexer import Multiplexer
 from .pool import Pool
 
@@ -181,6 +181,8 @@ class Server:
 
     def _record_failure(self, error: Exception, is_new: bool, timeout: float | None = None) -> Exception:
         """Tell the breaker that a call had no reply, on a new connection or not; return one of redis-py's errors."""
+        if isinstance(error, PROGRAMMING_ERRORS):
+            return error
         if isinstance(error, (PoolExhaustedError, UnexpectedReplyError)):
             self.breaker.log_error(error)
             return error

@@ -9,6 +9,7 @@ import pytest
 
 from rlaas_django import Policy, check
 from tests.internals import ALGORITHMS, YEAR, Check, EncodedIdentity, compile_policies, pack_words, unique_id
+from tests.parallel import in_processes, in_threads
 
 CHARACTERS = string.ascii_letters + string.digits + ".@+-_"
 
@@ -65,8 +66,12 @@ def test_an_identity_that_is_not_ascii_is_not_packed(number):
         policy_set.call(Check(policy_set, (*["alice"] * (number - 1), "jos\u00e9"), "unique", 1, True))
 
 
-def test_each_request_has_an_id_of_its_own():
-    assert len({unique_id() for _ in range(1000)}) == 1000
+@pytest.mark.parametrize("run", [in_threads, in_processes])
+def test_each_request_has_an_id_of_its_own(run):
+    """Whichever thread or fork makes it, and whether or not there is a GIL."""
+    ids = [each for part in run(lambda n: [unique_id() for _ in range(200)]) for each in part]
+    assert len(set(ids)) == len(ids)
+    assert {len(each) for each in ids} == {20}
 
 
 def test_a_policy_is_not_taken_for_its_name(configure):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from ..backend.commands import Call, pack, script_call
 from ..backend.errors import UnexpectedReplyError
 from ..backend.scripts import for_algorithms
 from ..conf import Config
-from ..core import clock, process
+from ..core import clock
 from ..core.decision import Decision, Outcome
 from ..core.keys import GLOBAL, EncodedIdentity, Identity, counter_key, identify, is_plain, key_kind, override_key
 from ..core.policy import (
@@ -40,23 +39,8 @@ REPLY_SIZE = 7
 ALLOWED, RETRY_AFTER = 1, 4  # of the first policy, by index
 # What a refund takes for each policy, after the check's unique id and cost: the policy's ScriptArguments, charged_at
 CHARGE_SIZE = 6
+UNIQUE_LENGTH = 20  # of the id that tells a check from all others: two of one millisecond are two entries
 NEVER_FITS = 2 * MAX_PRODUCT  # beyond every limit; a larger cost may be too long to send
-
-
-class UniqueIds:
-    """Ids that tell a request from all others, of all processes: two requests of one millisecond are two entries."""
-
-    LENGTH = 20  # of an id; the numbers get longer after 100 days of 100,000 requests a second
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.prefix, self.numbers = os.urandom(4).hex(), itertools.count(10**11)
-
-
-unique_ids = UniqueIds()
-process.on_fork(unique_ids.reset)
 
 
 class CompiledPolicySet:
@@ -140,7 +124,7 @@ class CompiledPolicySet:
 
     def _make_template(self, length: int) -> tuple[list[str], str]:
         """Return what is around an identity of this length, and what follows the unique id."""
-        identity, unique = "\0" * length, "\1" * UniqueIds.LENGTH
+        identity, unique = "\0" * length, "\1" * UNIQUE_LENGTH
         packed = self._pack((identity,) * len(self.policies), unique, 1, "check").decode()
         before, after = packed.split(unique)
         self._templates[length] = template = before.split(identity), after
@@ -289,7 +273,7 @@ def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, *,
     if cost != 1:
         policy_set.check_cost(cost)
         cost, charge = min(cost, NEVER_FITS), charge and cost > 0
-    unique = f"{unique_ids.prefix}{next(unique_ids.numbers)}"
+    unique = os.urandom(UNIQUE_LENGTH // 2).hex()  # not a counter, which threads and forks would have to share
     check = Check(policy_set, policy_set.identify(identity), unique, cost, charge)
     if networks.current is not None:
         check.network_overrides = networks.words(networks.current, identity, policy_set.policies, check.identities)

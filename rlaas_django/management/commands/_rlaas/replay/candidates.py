@@ -13,7 +13,7 @@ from .....backend.commands import Call
 from .....core.clock import frozen_clock
 from .....core.keys import decode, identify, key_kind
 from .....core.policy import FIXED_WINDOW, Policy
-from .....limiter.compiled import ALLOWED, RETRY_AFTER, Check, CompiledPolicySet, UniqueIds
+from .....limiter.compiled import ALLOWED, RETRY_AFTER, UNIQUE_LENGTH, Check, CompiledPolicySet
 from .log_lines import Request
 from .timeline import Timeline
 from .usage import MEASURE, Demand, Histogram, Window
@@ -52,7 +52,7 @@ class Run:
         return Call(self.set.script, self.set.keys((identity,))[0] if self.set.topology.clustered else "", packed)
 
     def _make_template(self, length: int) -> tuple[list[str], str, str]:
-        identity, unique, now = "\0" * len(identity_of(0)), "\1" * UniqueIds.LENGTH, "1" * length
+        identity, unique, now = "\0" * len(identity_of(0)), "\1" * UNIQUE_LENGTH, "1" * length
         with frozen_clock(int(now)):
             call = self.set.call(Check(self.set, (identity,), unique, 1, charge=True))
         before, after = call.packed.decode().split(unique)

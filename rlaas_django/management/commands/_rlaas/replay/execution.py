@@ -13,7 +13,7 @@ from typing import Any
 from ..... import backend
 from .....backend.commands import Call, pack
 from .....core.policy import Policy
-from .....limiter.compiled import UniqueIds
+from .....limiter.compiled import UNIQUE_LENGTH
 from .candidates import MAX_CLIENTS, Candidate, Client, Run, identity_of
 from .log_lines import Request
 from .timeline import Timeline
@@ -49,7 +49,7 @@ class Replay:
         self._runs = sum(len(candidate.runs) for candidate in self.candidates)
         self.timeline = Timeline(1 + self._runs)
         self.left_behind = 0  # keys that could not be deleted, and expire
-        self._unique = itertools.count(10 ** (UniqueIds.LENGTH - 1))
+        self._unique = itertools.count(10 ** (UNIQUE_LENGTH - 1))
         # While the server runs a batch, the next one is read and packed here.
         self._worker = ThreadPoolExecutor(1)
         self._under_way: deque[Batch] = deque()

@@ -64,6 +64,8 @@ async def aexecute(where: Topology, call: Call) -> Any:
 
 def execute_each(where: Topology, calls: Sequence[Call]) -> list[Any]:
     """Run independent calls, in one round trip per server; return each reply, or the UnavailableError in its place."""
+    if where.master is not None and 0 < len(calls) <= MAX_PIPELINE:
+        return _pipeline(where, where.master, calls)
     if not where.servers():
         where.wait_until_known()
     parts = _parts(where, calls, MAX_PIPELINE)

@@ -6,14 +6,14 @@ A throttle has `plan(request, ..., planned)`, which returns a Check, or None whe
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from django.http.response import HttpResponseBase
 
 from .. import conf, limiter, signals
 from ..core import registry
-from ..core.decision import Decision, combine
+from ..core.decision import Decision, combine, passes
 from ..core.policy import DEFAULT, Policy
 from ..limiter.compiled import Check, plan
 from .gate import Gate
@@ -69,7 +69,7 @@ def decide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]:
     if not checks:
         return {}
     decisions = dict(zip(checks, limiter.check_each([*checks.values()]), strict=True))
-    record(request, decisions.values())
+    record(request, [*decisions.values()])
     return decisions
 
 
@@ -78,25 +78,29 @@ async def adecide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]
     if not checks:
         return {}
     decisions = dict(zip(checks, await limiter.acheck_each([*checks.values()]), strict=True))
-    for refusal in _keep(request, decisions.values()):
+    if (refusal := _keep(request, [*decisions.values()])) is not None:
         await signals.asend(signals.rate_limited, request=request, decision=refusal)
     return decisions
 
 
-def record(request: Any, decisions: Iterable[Decision]) -> None:
-    """Keep decisions with the request, and signal those that refuse."""
-    for refusal in _keep(request, decisions):
+def record(request: Any, decisions: Sequence[Decision]) -> None:
+    """Keep decisions with the request, and signal if one refuses."""
+    if (refusal := _keep(request, decisions)) is not None:
         signals.send(signals.rate_limited, request=request, decision=refusal)
 
 
-def _keep(request: Any, decisions: Iterable[Decision]) -> list[Decision]:
-    """Keep decisions as those of decorators and of the middleware are; return those that refuse."""
+def _keep(request: Any, decisions: Sequence[Decision]) -> Decision | None:
+    """Keep decisions, as one, as those of decorators and of the middleware are; return it if a policy refuses."""
     state: RequestState = getattr(request, STATE, None) or RequestState(request)
     state.add_request(request)
+    decision = decisions[0]
+    if len(decisions) > 1:
+        outcomes = tuple([outcome for each in decisions for outcome in each.outcomes])
+        decision = Decision(passes(outcomes), outcomes)
     state.depth += 1
-    refusals = [decision for decision in decisions if state.record(decision, 1, block=True)]
+    refuses = state.record(decision, 1, block=True)
     state.leave()
-    return refusals
+    return decision if refuses else None
 
 
 def with_headers(request: Any, response: Any) -> Any:

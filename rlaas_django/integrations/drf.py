@@ -124,7 +124,7 @@ class PolicyThrottle(BaseThrottle):
 
 
 def _allows(decision: Decision) -> bool:
-    if decision.unavailable:
+    if decision.degraded and decision.unavailable:
         raise Unavailable
     return decision.allowed
 

@@ -28,7 +28,7 @@ class RateThrottle:
 
     def calls_site(self: Any) -> bool:
         """Return whether the key is the site's own."""
-        is_usual = getattr(self.get_cache_key, "__func__", None) is self.usual_key[0]
+        is_usual = type(self).get_cache_key is self.usual_key[0] and "get_cache_key" not in vars(self)
         return not is_usual or self.cache_format != "throttle_%(scope)s_%(ident)s"
 
     def plan(self: Any, request: Any, *args: Any) -> Check | None:

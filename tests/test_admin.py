@@ -364,6 +364,11 @@ class TestActions:
         act(admin_client, identity=label.encoded, action="block", hours="1", reason="scan", every_client="on")
         assert not check({"user": "42", "ip": "203.0.113.9"}).allowed
         assert admin_client.get(url("overrides")).context["active"][0][1].name == "203.0.113.0/24"
+        check({"ip": "203.0.113.9"})
+        background.run(20)
+        page = admin_client.get(url("identity", id="ip=203.0.113.9")).context
+        assert "Blocked (scan)" in page["refusals"][0][1]
+        assert {row.override.identity for row in page["rows"] if row.override} == {"net=203.0.113.0%2F24"}
 
     @pytest.mark.django_db(transaction=True)
     def test_an_override_without_its_log_entry_is_rolled_back(self, admin_client, monkeypatch):

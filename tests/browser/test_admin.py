@@ -97,12 +97,12 @@ class TestOperator:
         for action, fields, expected, badge in (
             ("Block", {"Duration": "1 hour", "Reason": "scraping"}, [429], "blocked"),
             ("Exempt", {"Duration": "1 day", "Reason": "a test"}, [200] * 7, "exempt"),
-            ("Set a custom limit", {"Custom_limit": "2", "Reason": "slower"}, [200, 200, 429], "custom limit: 2"),
+            ("Set a custom limit", {"Factor": "0.4", "Reason": "slower"}, [200, 200, 429], "limit times 0.4"),
         ):
             act(page, action, **fields)
             assert send(carol, times=len(expected)) == expected
             expect(page.locator(".rlaas-override-list .rlaas-badge")).to_have_text([badge])
-        expect(page.locator(".rlaas-override-history li")).to_have_count(2)
+        expect(page.locator(".rlaas-history li")).to_have_count(3)
         expect(page.locator(".rlaas-refusal-list")).to_contain_text("Blocked (scraping), refused at")
 
         # The page of overrides lists and ends them.
@@ -119,7 +119,8 @@ class TestOperator:
 
     def test_the_form_shows_the_fields_of_the_action_and_its_errors(self, open_page, users):
         page = open_page(users["operator"], identity_of(users["carol"]))
-        expect(page.get_by_role("textbox", name="Reason")).to_have_count(0)
+        expect(page.get_by_role("combobox", name="Duration")).to_have_count(0)
+        expect(page.get_by_role("spinbutton", name="Factor")).to_have_count(0)
         page.get_by_role("radio", name="Refund").check()
         expect(page.get_by_role("spinbutton", name="Units")).to_be_visible()
         page.get_by_role("button", name="Continue").click()
@@ -138,7 +139,7 @@ class TestOperator:
         assert send(users["carol"], times=6)[-1] == 429
         page = open_page(users["operator"], identity_of(users["carol"]))
         act(page, "Refund", Units="2", Policy="checkout")
-        expect(page.locator(".messagelist")).to_have_text("Refunded 2 units under checkout.")
+        expect(page.locator(".messagelist")).to_have_text("Refunded 2 units to carol under checkout.")
         assert send(users["carol"], times=3) == [200, 200, 429]
 
     def test_the_admin_log_links_to_the_identity(self, open_page, users):

@@ -6,11 +6,12 @@ import io
 import json
 
 import pytest
+import redis
 from django.core.management import CommandError, call_command
 from django.core.management.base import OutputWrapper
 from django.core.management.color import color_style
 
-from rlaas_django import rate_limit
+from rlaas_django import check, rate_limit
 from tests.commands import rlaas
 from tests.internals import SCRIPTS, SLIDING_WINDOW, SUBCOMMANDS, TOKEN_BUCKET, CommandOutput, Styled
 
@@ -66,6 +67,36 @@ def test_wrong_settings_are_an_error(settings):
     result = rlaas("restore")
     assert result.code == 1
     assert "did you mean 'MAX_REQUESTS'?" in result.err
+
+
+EVERY = [
+    ("status",),
+    ("policies",),
+    ("show", "alice"),
+    ("top",),
+    ("watch", "--times", "1"),
+    ("block", "alice", "--for", "1h", "--reason", "spam"),
+    ("end", "alice"),
+    ("exempt", "203.0.113.0/24", "--for", "1h", "--reason", "office"),
+    ("limit", "alice", "--factor", "2", "--for", "1h", "--reason", "busy"),
+    ("reset", "alice"),
+    ("history",),
+    ("scripts", "--load"),
+    ("doctor",),
+    ("plan", "--users", "5", "--rate", "2/m", "--algo", "fixed window", "-v0"),
+    ("replay", "/dev/null", "--policy", "5/m by ip"),
+    ("restore",),
+]
+
+
+def test_no_subcommand_uses_keys(own):
+    check("alice")
+    for arguments in EVERY:
+        assert rlaas(*arguments).code == (1 if arguments[0] == "replay" else 0), arguments
+    assert {arguments[0] for arguments in EVERY} | {"token"} == set(SUBCOMMANDS)
+    used = redis.Redis.from_url(own.url).info("commandstats")
+    assert "cmdstat_scan" in used
+    assert "cmdstat_keys" not in used
 
 
 class TestPolicies:

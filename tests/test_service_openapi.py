@@ -7,18 +7,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import schemathesis
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
+from schemathesis import GenerationMode
 
 import rlaas_django
 from tests.internals import FIELDS, service_urls
 from tests.service import TOKEN, TOKENS, Service, urlconf
 
 pytestmark = pytest.mark.django_db  # Django's handlers close connections at the end of a request
-schemathesis = pytest.importorskip("schemathesis")
-GenerationMode = schemathesis.GenerationMode
 DOCUMENT = json.loads((Path(__file__).parent.parent / "docs/openapi.json").read_text("utf-8"))
 POLICIES = {
     "search": {"rate": "3/m"},

@@ -71,6 +71,13 @@ class Service:
         return self.request("post", where, text, content_type="application/json", **options)
 
 
+def serve(handler: str, settings: Any, configure: Any, policies: dict[str, Any]) -> Service:
+    """Serve the service under these policies, to callers with TOKENS."""
+    settings.ROOT_URLCONF = urlconf()
+    configure(POLICIES=policies, SERVICE={"TOKENS": TOKENS})
+    return Service(handler)
+
+
 def assert_problem(response: Any, status: int, detail: str = "") -> dict[str, Any]:
     """Check an error of the service."""
     assert response.status_code == status, response.content

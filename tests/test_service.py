@@ -27,7 +27,7 @@ from tests.internals import (
     read_refusals,
     total,
 )
-from tests.service import LESSER, TOKEN, TOKENS, Service, assert_problem, urlconf
+from tests.service import LESSER, TOKEN, TOKENS, Service, assert_problem, serve, urlconf
 
 POLICIES = {
     "search": {"rate": "3/m"},
@@ -43,9 +43,7 @@ POLICIES = {
 
 @pytest.fixture(params=["wsgi", "asgi"])
 def service(request, settings, configure, clock) -> Service:
-    settings.ROOT_URLCONF = urlconf()
-    configure(POLICIES=POLICIES, SERVICE={"TOKENS": TOKENS})
-    return Service(request.param)
+    return serve(request.param, settings, configure, POLICIES)
 
 
 # Check

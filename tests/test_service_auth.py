@@ -14,7 +14,7 @@ from rlaas_django import peek
 from rlaas_django.service import Caller
 from tests.http import AUTHENTICATION
 from tests.internals import check_settings, conf, limiter_module, service_auth
-from tests.service import LESSER, TOKEN, TOKENS, VERBS, Service, assert_problem, digest, urlconf
+from tests.service import LESSER, TOKEN, TOKENS, VERBS, Service, assert_problem, digest, serve
 
 CSRF = "django.middleware.csrf.CsrfViewMiddleware"
 POLICIES = {"search": {"rate": "3/m"}, "callers": {"rate": "2/m"}}
@@ -23,9 +23,7 @@ ENDPOINTS = ["check?userId=a", "usage?userId=a", "policies", "info", "auth", "ch
 
 @pytest.fixture(params=["wsgi", "asgi"])
 def service(request, settings, configure, clock) -> Service:
-    settings.ROOT_URLCONF = urlconf()
-    configure(POLICIES=POLICIES, SERVICE={"TOKENS": TOKENS})
-    return Service(request.param)
+    return serve(request.param, settings, configure, POLICIES)
 
 
 # Tokens

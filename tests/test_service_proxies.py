@@ -17,7 +17,7 @@ from rlaas_django import peek
 from tests import servers
 from tests.deployments import wait_until
 from tests.http import rate_limit_fields
-from tests.service import TOKENS, Service, assert_problem, urlconf
+from tests.service import Service, assert_problem, serve
 from tests.web_servers import TOKEN, serving
 
 PAGE = (Path(__file__).parent.parent / "docs/service.md").read_text("utf-8")
@@ -33,9 +33,7 @@ ALICE = {"X-RLaaS-User": "alice", "X-RLaaS-IP": "203.0.113.9"}
 
 @pytest.fixture(params=["wsgi", "asgi"])
 def service(request, settings, configure, clock) -> Service:
-    settings.ROOT_URLCONF = urlconf()
-    configure(POLICIES=POLICIES, SERVICE={"TOKENS": TOKENS})
-    return Service(request.param)
+    return serve(request.param, settings, configure, POLICIES)
 
 
 def test_a_proxy_is_answered_by_status_and_headers(service):

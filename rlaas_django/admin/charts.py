@@ -41,7 +41,8 @@ class Bar(NamedTuple):
             _("%(number)s decided without Redis"): counts.degraded,
         }
         parts = [text % {"number": _count(number)} for text, number in words.items() if number]
-        return f"{self.time}: {', '.join(parts) or _('no requests')}"
+        shown = ", ".join(parts) if parts else _("no requests")
+        return f"{self.time}: {shown}"
 
 
 def add_up(series: Sequence[Counts], per_bar: int) -> list[Counts]:

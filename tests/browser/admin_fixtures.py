@@ -57,11 +57,12 @@ def _site(settings, transactional_db) -> Iterator[str]:
         "django.contrib.messages.middleware.MessageMiddleware",
     ]
     settings.RATE_LIMITER = {
+        "TIMEOUT": 20,  # seconds: the machine may be busy
         "POLICIES": {
             "login": {"rate": "5/m", "key": "ip"},
             "search": {"rate": "30/m", "algo": "token-bucket-algo", "burst": 60},
             "trial": {"rate": "3/h", "shadow": True},
-        }
+        },
     }
     recorder.pending.clear()
     server = LiveServer("localhost")

@@ -647,7 +647,7 @@ def test_a_timeline_has_a_bounded_number_of_steps_and_loses_nothing(times):
 
 
 @pytest.mark.slow
-def test_a_million_lines_take_bounded_memory_and_little_time(tmp_path, capsys):
+def test_a_million_lines_take_bounded_memory(tmp_path, capsys):
     path = tmp_path / "access.log"
     chance = random.Random(1)
     with path.open("w") as file:
@@ -666,7 +666,7 @@ def test_a_million_lines_take_bounded_memory_and_little_time(tmp_path, capsys):
             memory = max(memory, *(int(row.split()[1]) for row in file if row.startswith("VmRSS")), 0)
         time.sleep(0.2)
     seconds = time.monotonic() - started
-    found = json.loads(running.stdout.read())
+    found = json.loads(running.communicate()[0])
     assert found["policies"][0]["requests"] == 1_000_000
     report(capsys, f"{1_000_000 / seconds:,.0f} lines/s, {memory // 1024} MB")
     assert memory < 400 * 1024

@@ -332,14 +332,17 @@ class SiteAgain(PolicyThrottle):
     policies = (Policy("site", "9/m", key="global"),)
 
 
-@pytest.mark.parametrize("throttles", [[TwoPerMinute, FourPerHour], [TwoPerMinute, Search, FourPerHour], [Search]])
-def test_all_throttles_of_a_view_take_one_round_trip(own, round_trips, throttles, clock):
+@pytest.mark.parametrize(
+    ("throttles", "calls"),
+    [([TwoPerMinute, FourPerHour], 1), ([TwoPerMinute, Search, FourPerHour], 3), ([Search], 1)],
+)
+def test_all_throttles_of_a_view_take_one_round_trip(own, round_trips, throttles, calls, clock):
     view = make_view(*throttles)
     get(view, "alice")
     round_trips.clear()
     with commands_sent(own.url) as names:
         assert get(view, "alice").status_code == 200
-    assert names == ["EVALSHA"] * len(throttles)
+    assert names == ["EVALSHA"] * calls
     assert len(round_trips) == 1
 
 

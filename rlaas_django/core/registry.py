@@ -23,8 +23,10 @@ class Limits(NamedTuple):
 # Decorators, whose `limits()` are the views that they limit. Weak, so that the views of a test are gone with the test.
 sources: weakref.WeakSet[Any] = weakref.WeakSet()
 
-# Policies of adapters, made of the rates of other packages' throttles when these are first used; by name.
+# Policies of adapters, by name, made of the rates of other packages' throttles when these are first used. Where rates
+# are functions, there may be any number.
 adapter_policies: dict[str, Policy] = {}
+MAX_ADAPTER_POLICIES = 1_000
 
 # Names of the views with @rate_limit_exempt.
 exempt_views: set[str] = set()
@@ -32,6 +34,11 @@ exempt_views: set[str] = set()
 # Names of policies that are charged before it is known whether the request counts (`charge_when`): a refusal by one of
 # them may end early, so it is not cached.
 refundable: set[str] = set()
+
+
+def add_adapter_policy(policy: Policy) -> None:
+    if len(adapter_policies) < MAX_ADAPTER_POLICIES or policy.name in adapter_policies:
+        adapter_policies[policy.name] = policy
 
 
 def limits_in_use() -> Iterator[Limits]:

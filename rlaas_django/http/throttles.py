@@ -16,6 +16,7 @@ from ..core import registry
 from ..core.decision import Decision, combine, passes
 from ..core.policy import DEFAULT, Policy
 from ..limiter.compiled import Check, plan
+from ..limiter.joined import join, split
 from .gate import Gate
 from .limits import Limits
 from .request_state import STATE, RequestState
@@ -68,19 +69,21 @@ def decide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]:
     """Decide the checks of throttles, in one round trip, and keep the decisions with the request."""
     if not checks:
         return {}
-    decisions = dict(zip(checks, limiter.check_each([*checks.values()]), strict=True))
-    record(request, [*decisions.values()])
-    return decisions
+    joined = join([*checks.values()]) if len(checks) > 1 else None
+    decisions = limiter.check_each([*checks.values()] if joined is None else [joined])
+    record(request, decisions)
+    return dict(zip(checks, decisions if joined is None else split(decisions[0]), strict=True))
 
 
 async def adecide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]:
     """As `decide`, natively async."""
     if not checks:
         return {}
-    decisions = dict(zip(checks, await limiter.acheck_each([*checks.values()]), strict=True))
-    if (refusal := _keep(request, [*decisions.values()])) is not None:
+    joined = join([*checks.values()]) if len(checks) > 1 else None
+    decisions = await limiter.acheck_each([*checks.values()] if joined is None else [joined])
+    if (refusal := _keep(request, decisions)) is not None:
         await signals.asend(signals.rate_limited, request=request, decision=refusal)
-    return decisions
+    return dict(zip(checks, decisions if joined is None else split(decisions[0]), strict=True))
 
 
 def record(request: Any, decisions: Sequence[Decision]) -> None:

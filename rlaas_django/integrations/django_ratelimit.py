@@ -136,7 +136,8 @@ def _policies(group: str, label: str, ending: str, limit: int, window: int) -> t
     """Return the policy that is shown, and the one that counts: the first request over the limit, too."""
     name = policy_name(group if NAME.fullmatch(group) else f"{group}-{digest(group)[:8]}", ending)
     options: dict[str, Any] = {"algo": FIXED_WINDOW, "label": policy_name(label, "")}
-    registry.adapter_policies[name] = shown = Policy(name, (max(1, limit), window), **options)
+    shown = Policy(name, (max(1, limit), window), **options)
+    registry.add_adapter_policy(shown)
     return shown, Policy(name, (limit + 1, window), **options)
 
 

@@ -55,7 +55,7 @@ def _parse_rate(rate: str) -> tuple[int, int]:
 @lru_cache(maxsize=1024)
 def _policy(name: str, limit: int, window: int, algo: str | None, on_failure: str) -> Policy:
     policy = Policy(policy_name(name, ""), (limit, window), algo=algo, on_failure=on_failure)
-    registry.adapter_policies[policy.name] = policy
+    registry.add_adapter_policy(policy)
     return policy
 
 

@@ -44,13 +44,19 @@ NEVER_FITS = 2 * MAX_PRODUCT  # beyond every limit; a larger cost may be too lon
 
 
 class CompiledPolicySet:
-    """Policies that are decided together."""
+    """Policies that are decided together: all are charged or none, or `independent`, each that passes."""
 
     def __init__(
-        self, policies: tuple[Policy, ...], config: Config, topology: backend.Topology, *, least_ttl: int = 0
+        self,
+        policies: tuple[Policy, ...],
+        config: Config,
+        topology: backend.Topology,
+        *,
+        least_ttl: int = 0,
+        independent: bool = False,
     ) -> None:
         self.policies, self.topology, self._encoding = policies, topology, config.encoding
-        self.enabled = config.enabled
+        self.enabled, self.independent = config.enabled, independent
         arguments = [script_arguments(policy, config.algo) for policy in policies]
         # In ms. State is judged by its stamps, so a longer TTL changes no decision. The replay of a log needs one: its
         # clock is not the server's.
@@ -66,7 +72,9 @@ class CompiledPolicySet:
         self._override = override_key(hash_tag=topology.clustered)
         pairs, clustered = [*zip(policies, self.arguments, strict=True)], topology.clustered
         self._counters = [counter_key(p.name, a.algo, a.window // 1000, hash_tag=clustered) for p, a in pairs]
-        self._words = [word for policy, each in pairs for word in (*each, int(policy.shadow), policy.name)]
+        # As shadow policies, which the script charges if they pass, independent ones do not keep others from a charge.
+        words = [(*each, int(policy.shadow or independent), policy.name) for policy, each in pairs]
+        self._words = [word for each in words for word in each]
         self._templates: dict[int, tuple[list[str], str]] = {}  # by the length of the identity
 
     def identify(self, identity: Identity) -> tuple[str, ...]:

@@ -58,7 +58,11 @@ def decide_all(check: Check) -> Decision:
         return Decision(True, tuple(map(uncounted, check.policy_set.policies, check.identities)))
     if check.charge and (refusal := cached_refusals().find(check, redis_unavailable=True)) is not None:
         return refusal
-    outcomes, allowed, receipts = decide(check, range(len(check.identities)), charge=check.charge)
+    indexes = range(len(check.identities))
+    if check.policy_set.independent:
+        parts = [decide(check, [i], charge=check.charge) for i in indexes]
+        return Decision(all(allowed for _, allowed, _ in parts), tuple([outcomes[0] for outcomes, _, _ in parts]))
+    outcomes, allowed, receipts = decide(check, indexes, charge=check.charge)
     return Decision(allowed, tuple(outcomes), receipts)
 
 

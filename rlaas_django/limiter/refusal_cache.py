@@ -61,6 +61,9 @@ class RefusalCache:
             or decision.degraded  # Redis may be available again
             or not 0 < decision.retry_after < math.inf
             or not registry.refundable.isdisjoint(check.policy_set.names)
+            or (
+                check.policy_set.independent and any(outcome.allowed for outcome in decision.outcomes)
+            )  # they are charged
             or self._is_invalid(check, checked_at)
         ):
             return

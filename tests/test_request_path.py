@@ -10,7 +10,6 @@ from django.test import RequestFactory
 import rlaas_django
 from rlaas_django import rate_limit
 from tests.http import ok
-from tests.internals import observers
 
 PACKAGE = Path(rlaas_django.__file__).parent
 MOST_MODULES, MOST_FUNCTIONS = 12, 25
@@ -34,8 +33,7 @@ def functions_crossed(view, request) -> list[tuple[str, str]]:
     return list(seen)
 
 
-def test_an_allowed_request_crosses_few_modules_and_functions(monkeypatch):
-    monkeypatch.setattr(observers, "measures_latency", False)  # of metrics, which a test before may have turned on
+def test_an_allowed_request_crosses_few_modules_and_functions():
     view = rate_limit("100/m", key="ip")(ok)
     view(RequestFactory().get("/"))  # connects, loads the script, compiles the policy
     # The shortest of a few: after a pause of the process, a connection is examined before it is used.

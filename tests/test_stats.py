@@ -232,7 +232,7 @@ class TestObservers:
         observers.add(found.append)
         yield found
         observers.remove(found.append)
-        observers.measures_latency = False
+        assert not observers.measures_latency
 
     def test_an_observer_sees_each_decision_with_its_results(self, observed, request_to):
         policies = [Policy("a", "9/m", key="ip"), Policy("b", "1/m", key="ip")]

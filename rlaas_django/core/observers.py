@@ -54,20 +54,26 @@ class Observation(NamedTuple):
 Observer = Callable[[Observation], object]
 
 observers: list[Observer] = []
-measures_latency = False
+measures_latency = False  # whether an observer wants it
+_timed: list[Observer] = []  # those that do
 
 
 def add(observer: Observer, *, latency: bool = False) -> None:
-    """Have an observer called with each observation; with `latency`, calls to Redis are timed from now on."""
+    """Have an observer called with each observation; with `latency`, calls to Redis are timed for it."""
     global measures_latency
-    measures_latency = measures_latency or latency
     if observer not in observers:
         observers.append(observer)
+    if latency:
+        _timed.append(observer)
+        measures_latency = True
 
 
 def remove(observer: Observer) -> None:
     """Call the observer no more."""
+    global measures_latency
     observers.remove(observer)
+    _timed[:] = [each for each in _timed if each != observer]
+    measures_latency = bool(_timed)
 
 
 def observe(decision: Decision, source: str) -> None:

@@ -89,6 +89,7 @@ EVERY = [
 ]
 
 
+@pytest.mark.usefixtures("no_views")
 def test_no_subcommand_uses_keys(own):
     check("alice")
     for arguments in EVERY:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.apps import apps
 from django.contrib import admin
 from django.contrib.auth import aauthenticate, authenticate
 from django.contrib.auth.backends import BaseBackend
@@ -137,15 +138,29 @@ VIEWS = {  # what is served where, where to log in, the field of the name, and h
 SPELLINGS = ("ann", " ann", "ANN ", "\uff41\uff4e\uff4e", "a\u0301nn", "an\u200bn", "Ann\u00ad", "\u3000ann")
 
 
+@pytest.fixture
+def with_allauth(settings):
+    """Install allauth; afterwards, remove what it has registered with the admin."""
+
+    def install() -> None:
+        settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "allauth", "allauth.account"]
+        settings.ACCOUNT_RATE_LIMITS = False  # its own
+
+    yield install
+    if apps.is_installed("allauth.account"):
+        for model in apps.get_app_config("account").get_models():
+            if admin.site.is_registered(model):
+                admin.site.unregister(model)
+
+
 @pytest.mark.parametrize("by", ["address", "name"])
 @pytest.mark.parametrize("view", VIEWS)
-def test_32_parallel_wrong_passwords_are_tried_3_times(login_site, settings, configure, view, by):
+def test_32_parallel_wrong_passwords_are_tried_3_times(login_site, settings, with_allauth, configure, view, by):
     """Nobody is done before all were decided, so to check first and charge later would let all 32 in."""
     middleware = MIDDLEWARE
     if view == "allauth":
         middleware = settings.MIDDLEWARE = [*MIDDLEWARE, "allauth.account.middleware.AccountMiddleware"]
-        settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "allauth", "allauth.account"]
-        settings.ACCOUNT_RATE_LIMITS = False  # its own
+        with_allauth()
     route, make, where, field, content_type = VIEWS[view]
     configure(POLICIES={**POLICIES, "login_name": {**POLICIES["login_name"], "key": f"post:{field}"}})
     settings.AUTHENTICATION_BACKENDS = ["tests.test_login.WaitingBackend"]

@@ -47,8 +47,7 @@ from rlaas_django.limiter import acheck_each, check_each, networks, overrides, r
 from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter.compiled import Check, compile_policies
 from rlaas_django.limiter.compiled import plan as check_plan
-from rlaas_django.limiter.joined import join as join_checks
-from rlaas_django.limiter.joined import split as split_decision
+from rlaas_django.limiter.joined import Plan, plan_checks, split
 from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
 from rlaas_django.management.commands._rlaas import SUBCOMMANDS, diagnosis
 from rlaas_django.management.commands._rlaas.output import Output as CommandOutput
@@ -108,6 +107,7 @@ __all__ = [
     "LogRequest",
     "NextAttempt",
     "Outcome",
+    "Plan",
     "Policy",
     "Pool",
     "Rate",
@@ -144,7 +144,6 @@ __all__ = [
     "have_no_background_thread",
     "header_module",
     "identify",
-    "join_checks",
     "limiter_module",
     "limits_in_use",
     "local_limiter",
@@ -158,6 +157,7 @@ __all__ = [
     "parse_policy",
     "parse_time",
     "paused_background",
+    "plan_checks",
     "pool_module",
     "predict_memory",
     "read_minutes",
@@ -176,7 +176,7 @@ __all__ = [
     "service_auth",
     "service_urls",
     "single_server",
-    "split_decision",
+    "split",
     "strictest",
     "total",
     "unique_id",

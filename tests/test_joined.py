@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from rlaas_django import Policy, peek
-from tests.internals import acheck_each, check_each, check_plan, join_checks, overrides, split_decision
+from tests.internals import Plan, acheck_each, check_each, check_plan, overrides, plan_checks, split
 from tests.observation import commands_sent
 
 names = itertools.count()
@@ -18,9 +18,13 @@ def policies(*rates: str, **options) -> list[Policy]:
     return [Policy(f"p{number}-{i}", rate, **options) for i, rate in enumerate(rates)]
 
 
-def plans(several: list[Policy], who: str | list[str] = "alice"):
+def plans(several: list[Policy], who: str | list[str] = "alice") -> list[Plan]:
     identities = [who] * len(several) if isinstance(who, str) else who
-    return [check_plan(name, policy, 1) for name, policy in zip(identities, several, strict=True)]
+    return [Plan(name, (policy,)) for name, policy in zip(identities, several, strict=True)]
+
+
+def decide_each(several: list[Policy], who="alice"):
+    return check_each([check_plan(*each) for each in plans(several, who)])
 
 
 def figures(decisions) -> list[tuple]:
@@ -28,8 +32,10 @@ def figures(decisions) -> list[tuple]:
 
 
 def decide_joined(several: list[Policy], who="alice"):
-    (decision,) = check_each([join_checks(plans(several, who))])
-    return split_decision(decision)
+    planned = plans(several, who)
+    checks = plan_checks(planned)
+    assert len(checks) == 1
+    return split(check_each(checks), planned)
 
 
 @pytest.mark.parametrize("who", ["alice", ["alice", "bob", "alice"]])
@@ -37,14 +43,14 @@ def test_each_is_decided_as_by_itself(server, algo, clock, who):
     ours, model = (policies("2/m", "5/h", "3/m", algo=algo) for _ in range(2))
     for tick in [0, 0, 0, 0, 20_000, 0, 50_000, 0, 0]:
         clock.tick(tick)
-        assert figures(decide_joined(ours, who)) == figures(check_each(plans(model, who)))
+        assert figures(decide_joined(ours, who)) == figures(decide_each(model, who))
 
 
 async def test_each_is_decided_as_by_itself_in_async(server, clock):
     ours, model = policies("2/m", "5/h"), policies("2/m", "5/h")
     for _ in range(4):
-        (decision,) = await acheck_each([join_checks(plans(ours))])
-        assert figures(split_decision(decision)) == figures(await acheck_each(plans(model)))
+        decisions = split(await acheck_each(plan_checks(plans(ours))), plans(ours))
+        assert figures(decisions) == figures(await acheck_each([check_plan(*each) for each in plans(model)]))
 
 
 def test_a_refusal_by_one_keeps_no_other_from_a_charge(server, clock):
@@ -82,9 +88,11 @@ def test_a_refusal_is_cached_once_all_refuse(own):
     assert peek("alice", large).current_count == 3
 
 
-def test_checks_that_cannot_be_joined():
+def test_plans_that_cannot_be_joined_are_checks_by_themselves(configure):
     one, other = policies("9/m", "9/m")
-    assert join_checks([check_plan("alice", one, 1), check_plan("alice", one, 1)]) is None
-    assert join_checks([check_plan("alice", one, 2), check_plan("alice", other, 1)]) is None
-    assert join_checks([check_plan("alice", [one, other], 1), *plans(policies("9/m"))]) is None
-    assert join_checks([check_plan("alice", one, 1, charge=False), check_plan("alice", other, 1)]) is None
+    usual = Plan("alice", (other,))
+    for plan in (Plan("alice", (other,)), Plan("alice", (one,), 2), Plan("alice", (one, other))):
+        assert len(plan_checks([plan, usual])) == 2
+    assert len(plan_checks([Plan("alice", (one,)), usual])) == 1
+    configure(ENABLED=False)
+    assert len(plan_checks([Plan("alice", (one,)), usual])) == 2

@@ -1,6 +1,6 @@
 """The throttles of other packages: the checks of several for one request, decided in one round trip.
 
-A throttle has `plan(request, ..., planned)`, which returns a Check, or None where it does not limit the request;
+A throttle has `plan(request, ..., planned)`, which returns a Plan, or None where it does not limit the request.
 `planned` has the names of the policies that others of them check.
 """
 
@@ -15,8 +15,7 @@ from .. import conf, limiter, signals
 from ..core import registry
 from ..core.decision import Decision, combine, passes
 from ..core.policy import DEFAULT, Policy
-from ..limiter.compiled import Check, plan
-from ..limiter.joined import join, split
+from ..limiter.joined import Plan, plan_checks, split
 from .gate import Gate
 from .limits import Limits
 from .request_state import STATE, RequestState
@@ -35,14 +34,14 @@ class PolicyLimits:
         """Return them for the registry."""
         return [registry.Limits(self.name, self._limits.policies, {})]
 
-    def plan(self, request: Any, planned: Container[str]) -> Check | None:
-        """Return the check of those that are not planned or checked already; None if none is left."""
+    def plan(self, request: Any, planned: Container[str]) -> Plan | None:
+        """Return what to check: those that are not planned or checked already; None if none is left."""
         gate = Gate(self._limits, request)
         if gate.prepared is None:
             return None
         identity, policy_set, cost = gate.resolve(gate.prepared)
         left = [policy for policy in policy_set.policies if policy.name not in planned] if policy_set else []
-        return plan(identity, left, cost) if left else None
+        return Plan(identity, tuple(left), cost) if left else None
 
     def calls_site(self) -> bool:
         """Return whether planning calls functions of the site, which may use the database."""
@@ -55,35 +54,36 @@ class PolicyLimits:
         return combine(outcome for name, outcome in outcomes.items() if name in self._names)
 
 
-def plan_all(throttles: Iterable[Any], *args: Any) -> dict[Any, Check]:
+def plan_all(throttles: Iterable[Any], *args: Any) -> dict[Any, Plan]:
     """Return what each throttle plans to check; a policy that several name is planned once."""
-    checks: dict[Any, Check] = {}
+    plans: dict[Any, Plan] = {}
+    planned: set[str] = set()
     for throttle in throttles:
-        planned = {name for check in checks.values() for name in check.policy_set.names}
-        if check := throttle.plan(*args, planned):
-            checks[throttle] = check
-    return checks
+        if (plan := throttle.plan(*args, planned)) is not None:
+            plans[throttle] = plan
+            planned.update([policy.name for policy in plan.policies])
+    return plans
 
 
-def decide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]:
-    """Decide the checks of throttles, in one round trip, and keep the decisions with the request."""
-    if not checks:
+def decide(request: Any, plans: dict[Any, Plan]) -> dict[Any, Decision]:
+    """Decide what throttles plan, in one round trip, and keep the decisions with the request."""
+    if not plans:
         return {}
-    joined = join([*checks.values()]) if len(checks) > 1 else None
-    decisions = limiter.check_each([*checks.values()] if joined is None else [joined])
+    planned = [*plans.values()]
+    decisions = limiter.check_each(plan_checks(planned))
     record(request, decisions)
-    return dict(zip(checks, decisions if joined is None else split(decisions[0]), strict=True))
+    return dict(zip(plans, split(decisions, planned), strict=True))
 
 
-async def adecide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]:
+async def adecide(request: Any, plans: dict[Any, Plan]) -> dict[Any, Decision]:
     """As `decide`, natively async."""
-    if not checks:
+    if not plans:
         return {}
-    joined = join([*checks.values()]) if len(checks) > 1 else None
-    decisions = await limiter.acheck_each([*checks.values()] if joined is None else [joined])
+    planned = [*plans.values()]
+    decisions = await limiter.acheck_each(plan_checks(planned))
     if (refusal := _keep(request, decisions)) is not None:
         await signals.asend(signals.rate_limited, request=request, decision=refusal)
-    return dict(zip(checks, decisions if joined is None else split(decisions[0]), strict=True))
+    return dict(zip(plans, split(decisions, planned), strict=True))
 
 
 def record(request: Any, decisions: Sequence[Decision]) -> None:

@@ -24,7 +24,7 @@ from ..core.policy import Policy
 from ..http.identity import client_address
 from ..http.responses import add_headers
 from ..http.throttles import PolicyLimits, decide, plan_all
-from ..limiter.compiled import Check
+from ..limiter.joined import Plan
 from .throttles import RateThrottle, user_or_address
 
 PENDING = "_rlaas_pending"  # the attribute of a request with the decisions for throttles that were not called yet
@@ -92,7 +92,7 @@ class ScopedRateThrottle(SimpleRateThrottle, throttling.ScopedRateThrottle):
     rate: str | None = None
     usual_key = throttling.ScopedRateThrottle.get_cache_key, user_or_address
 
-    def plan(self, request: Any, *args: Any) -> Check | None:
+    def plan(self, request: Any, *args: Any) -> Plan | None:
         self.scope = getattr(args[0], self.scope_attr, None)
         if self.scope:
             self.rate = self.get_rate()
@@ -114,7 +114,7 @@ class PolicyThrottle(BaseThrottle):
         super().__init_subclass__(**kwargs)
         cls._limits = PolicyLimits(cls.__qualname__, cls.policies)
 
-    def plan(self, request: Any, view: Any, planned: Container[str]) -> Check | None:
+    def plan(self, request: Any, view: Any, planned: Container[str]) -> Plan | None:
         return self._limits.plan(request, planned)
 
     def allow_request(self, request: Any, view: Any) -> bool:

@@ -10,7 +10,7 @@ from ..core import registry
 from ..core.keys import EncodedIdentity, encode_name
 from ..core.policy import SLIDING_WINDOW_COMPACT, Policy, Rate
 from ..http.view_names import policy_name
-from ..limiter.compiled import Check, plan
+from ..limiter.joined import Plan
 
 
 class RateThrottle:
@@ -31,7 +31,7 @@ class RateThrottle:
         is_usual = type(self).get_cache_key is self.usual_key[0] and "get_cache_key" not in vars(self)
         return not is_usual or self.cache_format != "throttle_%(scope)s_%(ident)s"
 
-    def plan(self: Any, request: Any, *args: Any) -> Check | None:
+    def plan(self: Any, request: Any, *args: Any) -> Plan | None:
         """Return what to check; None for a request that is not throttled."""
         if self.rate is None:
             return None
@@ -43,7 +43,7 @@ class RateThrottle:
         if self.rate != self.THROTTLE_RATES.get(self.scope):
             scope += f"-{self.duration}s"  # throttles with rates of their own may have inherited the same scope
         policy = _policy(f"{self.framework}.{scope}", self.num_requests, self.duration, self.algo, self.on_failure)
-        return plan(EncodedIdentity(encode_name(kind, name, conf.config().encoding)), policy, 1)
+        return Plan(EncodedIdentity(encode_name(kind, name, conf.config().encoding)), (policy,))
 
 
 @lru_cache(maxsize=1024)

@@ -1,36 +1,54 @@
-"""Independent checks as one call, which takes less than a call for each: of the throttles of a view, mostly."""
+"""Independent checks, of the throttles of a view for example: as one call where they can be, which takes less."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .. import backend, conf
 from ..core.decision import Decision
+from ..core.keys import Identity, identify
 from ..core.policy import Policy
-from .compiled import MAX_COMPILED, Check, CompiledPolicySet
+from . import networks
+from .compiled import MAX_COMPILED, UNIQUE_LENGTH, Check, CompiledPolicySet, plan
 
 
-def join(checks: Sequence[Check]) -> Check | None:
-    """Return one check in which each policy is charged if it passes; None where the checks cannot be joined.
+class Plan(NamedTuple):
+    """What to check: who is charged how much, by which policies, all or nothing."""
 
-    They can be, on a single server, if each is of one unit under one policy, and no two are under the same.
-    """
-    policies = tuple([check.policy_set.policies[0] for check in checks])
-    for check in checks:
-        if len(check.policy_set.policies) > 1 or check.cost != 1 or not check.charge or check.network_overrides:
-            return None
-    if not checks[0].policy_set.in_one_call or len({policy.name for policy in policies}) < len(policies):
+    identity: Identity
+    policies: tuple[Policy, ...]
+    cost: int = 1
+
+
+def plan_checks(plans: Sequence[Plan]) -> list[Check]:
+    """Return the check of each plan, or a joined one, in which each policy is charged if it passes."""
+    joined = _join(plans) if len(plans) > 1 else None
+    return [plan(*each) for each in plans] if joined is None else [joined]
+
+
+def split(decisions: list[Decision], plans: Sequence[Plan]) -> list[Decision]:
+    """Return the decision of each plan."""
+    if len(decisions) == len(plans):
+        return decisions
+    return [Decision(each.allowed or each.policy.shadow, (each,)) for each in decisions[0].outcomes]
+
+
+def _join(plans: Sequence[Plan]) -> Check | None:
+    """Return one check of plans of one unit and one policy each, no two of the same; None where that cannot be."""
+    config, topology = conf.config(), backend.topology()
+    policies = tuple([each.policies[0] for each in plans])
+    if not config.enabled or topology.clustered or networks.current is not None:
         return None
-    config = conf.config()
-    compiled: dict[tuple[Policy, ...], CompiledPolicySet] = config.derived.setdefault(join, {})
+    if [each for each in plans if len(each.policies) > 1 or each.cost != 1]:
+        return None
+    if len({policy.name for policy in policies}) < len(policies):
+        return None
+    compiled: dict[tuple[Policy, ...], CompiledPolicySet] = config.derived.setdefault(_join, {})
     if policies not in compiled:
         if len(compiled) >= MAX_COMPILED:
             compiled.clear()
-        compiled[policies] = CompiledPolicySet(policies, config, backend.topology(), independent=True)
-    identities = tuple([check.identities[0] for check in checks])
-    return Check(compiled[policies], identities, checks[0].unique, 1, charge=True)
-
-
-def split(decision: Decision) -> list[Decision]:
-    """Return the decision of each of the checks that were joined."""
-    return [Decision(each.allowed or each.policy.shadow, (each,)) for each in decision.outcomes]
+        compiled[policies] = CompiledPolicySet(policies, config, topology, independent=True)
+    identities = tuple([identify(each.identity, each.policies[0], config.encoding) for each in plans])
+    return Check(compiled[policies], identities, os.urandom(UNIQUE_LENGTH // 2).hex(), 1, charge=True)

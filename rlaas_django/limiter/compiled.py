@@ -194,7 +194,7 @@ class Check(Call):
         decision.retry_after = 0.0 if allowed else wait / 1000 if wait >= 0 else math.inf
         decision.reset_after = reset_after / 1000
         decision.ttl = policy_set.ttls[row] or _left_of_window(decision.policy, reply[0])
-        decision.degraded, decision.latency, decision.source = False, None, source
+        decision.degraded, decision.latency, decision.made, decision.source = False, None, None, source
         decision.receipts = [source] if allowed and self.charge else []
         return decision
 
@@ -251,15 +251,16 @@ class Check(Call):
 class ReadDecision(Decision):
     """The decision of a script's reply, whose outcomes are made when they are read: a check in code may never do it."""
 
-    __slots__ = ("source",)
+    __slots__ = ("made", "source")
+    made: tuple[Outcome, ...] | None
     source: tuple[Check, list[Any]]
 
-    def __getattr__(self, name: str) -> Any:
-        if name != "outcomes":
-            raise AttributeError(name)
-        check, reply = self.source
-        self.outcomes = check.outcomes(reply)
-        return self.outcomes
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:  # type: ignore[override]
+        if self.made is None:
+            check, reply = self.source
+            self.made = check.outcomes(reply)
+        return self.made
 
 
 def refund_call(keys: Sequence[str], words: Sequence[Any]) -> Call:

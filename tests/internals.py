@@ -13,7 +13,7 @@ from rlaas_django.backend import circuit_breaker as breaker_module
 from rlaas_django.backend import pool as pool_module
 from rlaas_django.backend.circuit_breaker import CircuitBreaker
 from rlaas_django.backend.commands import pack
-from rlaas_django.backend.errors import TRYAGAIN_PAUSE, NextAttempt, next_attempt
+from rlaas_django.backend.errors import NextAttempt, next_attempt
 from rlaas_django.backend.pool import Pool
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
 from rlaas_django.backend.server import ConnectionOptions
@@ -90,7 +90,6 @@ __all__ = [
     "SUBCOMMANDS",
     "TOKEN_BUCKET",
     "TOPOLOGY_THREAD",
-    "TRYAGAIN_PAUSE",
     "YEAR",
     "Check",
     "CircuitBreaker",

@@ -29,7 +29,6 @@ from redis.sentinel import Sentinel
 from rlaas_django import Policy, backend, check
 from tests.deployments import HOST, Cluster, Node, wait_until
 from tests.internals import (
-    TRYAGAIN_PAUSE,
     YEAR,
     ClusterTopology,
     ConnectionOptions,
@@ -53,12 +52,10 @@ OPTIONS = ConnectionOptions(redis.Connection, {"protocol": 2}, 10)
 @pytest.mark.parametrize(
     ("error", "attempt"),
     [
-        (NoScriptError("No matching script."), NextAttempt(load_script=True)),
-        (MovedError("866 10.0.0.1:7000"), NextAttempt(address=("10.0.0.1", 7000))),
-        (MovedError("866 :7000"), NextAttempt(address=("", 7000))),  # the same host
-        (MovedError("866 ::1:7000"), NextAttempt(address=("::1", 7000))),
-        (AskError("866 10.0.0.1:7000"), NextAttempt(address=("10.0.0.1", 7000), asking=True)),
-        (TryAgainError("Multiple keys request during rehashing of slot"), NextAttempt(pause=TRYAGAIN_PAUSE)),
+        (NoScriptError("No matching script."), NextAttempt.LOAD),
+        (MovedError("866 10.0.0.1:7000"), NextAttempt.REDIRECT),
+        (AskError("866 10.0.0.1:7000"), NextAttempt.ASKING),
+        (TryAgainError("Multiple keys request during rehashing of slot"), NextAttempt.LATER),
         # The server may have run the call, or would reply the same again.
         (ResponseError("unknown command"), None),
         (ResponseError("WRONGTYPE Operation against a key"), None),
@@ -77,8 +74,8 @@ def test_a_call_is_sent_again_only_when_nothing_was_run(error, attempt):
 
 def test_a_refund_does_not_follow_ask():
     """A refund of the fixed window names a key that never exists, so ASK does not say where its counter is."""
-    assert next_attempt(AskError("866 10.0.0.1:7000"), is_refund=True) == NextAttempt(pause=TRYAGAIN_PAUSE)
-    assert next_attempt(MovedError("866 10.0.0.1:7000"), is_refund=True) == NextAttempt(address=("10.0.0.1", 7000))
+    assert next_attempt(AskError("866 10.0.0.1:7000"), is_refund=True) == NextAttempt.LATER
+    assert next_attempt(MovedError("866 10.0.0.1:7000"), is_refund=True) == NextAttempt.REDIRECT
 
 
 @pytest.mark.parametrize(
@@ -287,6 +284,22 @@ def test_a_process_that_starts_while_a_master_hangs_uses_the_others(cluster, set
     for name in IDENTITIES[:30]:
         decision = check(name, ROOMY)
         assert decision.degraded is any(key_slot(name.encode()) in share for share in slots), name
+
+
+@pytest.mark.parametrize(
+    ("error", "address"),
+    [
+        (MovedError("866 10.0.0.1:7000"), ("10.0.0.1", 7000)),
+        (MovedError("866 :7000"), (HOST, 7000)),  # the same host
+        (MovedError("866 ::1:7000"), ("::1", 7000)),
+        (AskError("866 10.0.0.1:7000"), ("10.0.0.1", 7000)),
+    ],
+    ids=repr,
+)
+def test_a_redirect_names_the_server(cluster, error, address):
+    topology = known(*cluster.nodes)
+    target = topology.redirect(error, topology.servers()[0])
+    assert target.address == address
 
 
 def test_moved_is_noted_until_the_next_refresh(cluster):

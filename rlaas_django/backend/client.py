@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import redis
@@ -16,20 +15,9 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from .. import conf
 from ..cluster import ConnectionFactory
-from ..core import process
 from . import scripts
 from .server import MAX_CONNECTIONS, ConnectionOptions, Server
 from .topology import ClusterTopology, SentinelTopology, Topology
-
-_lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.Lock()  # another thread of the parent may have held it
-
-
-process.on_fork(_renew_lock)
 
 
 def redis_client(alias: str) -> Any:
@@ -82,11 +70,8 @@ def topology(alias: str | None = None) -> Topology:
     config = conf.config()
     key: Any = Topology if alias is None or alias == config.cache else (Topology, alias)
     found: Topology | None = config.derived.get(key)
-    if found is None:
-        with _lock:
-            found = config.derived.get(key) or make_topology(alias or config.cache, config.timeout)
-            config.derived[key] = found
-    return found
+    # Two threads may make one at the same time: it has no connections yet, and both use the first.
+    return found or config.derived.setdefault(key, make_topology(alias or config.cache, config.timeout))
 
 
 def connection_options(alias: str) -> dict[str, Any]:

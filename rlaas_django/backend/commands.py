@@ -47,10 +47,6 @@ class Call:
         if self.on_abandoned is not None:
             self.on_abandoned(result)
 
-    def after(self, *command: Word) -> Message:
-        """Return the call with a command before it, as one message."""
-        return Message((Call(None, self.key, pack(command)), *(self.parts or (self,))))
-
 
 class Message(Call):
     """Several calls that are sent together; their replies are a list."""

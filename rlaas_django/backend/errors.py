@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from enum import Enum
 
 from redis import exceptions
 
@@ -17,8 +17,6 @@ _WHOLE_SERVER = (
 # Mistakes, such as a name that another version of redis-py has not: raised, as no reply of a server causes them, and to
 # decide without Redis from then on would hide them.
 PROGRAMMING_ERRORS = (AttributeError, NameError, TypeError)
-
-TRYAGAIN_PAUSE = 0.003  # seconds; a slot is on its way from node to node
 
 
 class UnavailableError(Exception):
@@ -46,29 +44,27 @@ def concerns_whole_server(error: exceptions.ResponseError) -> bool:
     return text.startswith(("BUSY ", "Protocol error")) or "-READONLY " in text
 
 
-class NextAttempt(NamedTuple):
-    """Where to send a call again."""
+class NextAttempt(Enum):
+    """How to send a call again."""
 
-    load_script: bool = False  # first, on the same server
-    address: tuple[str, int] | None = None  # of another server; an empty host is the same host
-    asking: bool = False  # with ASKING before it
-    pause: float = 0.0  # seconds, then where the topology says
+    LOAD = "with its script"
+    REDIRECT = "where the error says"
+    ASKING = "where the error says, with ASKING before it"
+    LATER = "after a pause, where the topology says"
 
 
 def next_attempt(
     error: exceptions.ResponseError, *, loaded: bool = False, is_refund: bool = False
 ) -> NextAttempt | None:
-    """Return where to send a call again after NOSCRIPT, MOVED, ASK or TRYAGAIN; None after any other error.
+    """Return how to send a call again after NOSCRIPT, MOVED, ASK or TRYAGAIN; None after any other error.
 
     These are the only errors after which a call is sent again: each says that nothing was run.
     """
     if isinstance(error, exceptions.NoScriptError):
-        return None if loaded else NextAttempt(load_script=True)
+        return None if loaded else NextAttempt.LOAD
     if isinstance(error, exceptions.MovedError):  # before ASK: redis-py derives it from AskError
-        return NextAttempt(address=(error.host, error.port))
+        return NextAttempt.REDIRECT
     if isinstance(error, exceptions.AskError) and not is_refund:
-        return NextAttempt(address=(error.host, error.port), asking=True)
-    if isinstance(error, (exceptions.AskError, exceptions.TryAgainError)):
-        # A refund of the fixed window names a key that never exists, so ASK does not say where its counter is.
-        return NextAttempt(pause=TRYAGAIN_PAUSE)
-    return None
+        return NextAttempt.ASKING
+    # A refund of the fixed window names a key that never exists, so ASK does not say where its counter is.
+    return NextAttempt.LATER if isinstance(error, (exceptions.AskError, exceptions.TryAgainError)) else None

@@ -7,16 +7,17 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import AskError, ClusterCrossSlotError, NoScriptError, RedisError, ResponseError
 
 from .client import topology
 from .commands import Call, Message, Word, pack
-from .errors import UnavailableError, next_attempt
+from .errors import NextAttempt, UnavailableError, next_attempt
 from .multiplexer import MAX_BATCH
-from .server import Address, Server
+from .server import Server
 from .topology import ClusterTopology, Topology
 
 MAX_PIPELINE = 1_000  # calls per message
+TRYAGAIN_PAUSE = 0.003  # seconds; a slot is on its way from node to node
 ADMIN_TIMEOUT = 1.0  # seconds that a page waits for a reply, where a decision waits for RATE_LIMITER['TIMEOUT']
 
 
@@ -26,7 +27,7 @@ def execute(where: Topology, call: Call, *, timeout: float | None = None) -> Any
     if server is None:
         where.wait_until_known()
         server = where.server_for(call.key)
-    if server is None or server.breaker.error is not None:
+    if server is None or server.breaker.error is not None:  # here, too: for most calls `_require` is a call less
         server = _require(where, server)
     sent, attempts = call, None
     while True:
@@ -105,80 +106,68 @@ def _in_order(parts: Sequence[tuple[Server | None, list[int]]], found: Iterable[
     return [replies[i] for i in range(len(replies))]
 
 
-def _pipeline(where: Topology, server: Server | None, calls: Sequence[Call], *, loaded: bool = False) -> list[Any]:
+def _pipeline(where: Topology, server: Server | None, calls: Sequence[Call]) -> list[Any]:
     """Send calls to one server as one message; those that it says it did not run are sent again."""
     try:
-        if server is None or server.breaker.error is not None:
-            server = _require(where, server)
-        replies: list[Any] = server.send(Message(calls), keep_errors=True)
-        if not loaded and (unknown := _not_loaded(replies)):
-            server.send(_load_scripts(calls, unknown))
-            again = _pipeline(where, server, [calls[i] for i in unknown], loaded=True)
-            for i, reply in zip(unknown, again, strict=True):
-                replies[i] = reply
+        server = _require(where, server)
+        results: list[Any] = server.send(Message(calls), keep_errors=True)
+        if unknown := _without_script(results):
+            again = server.send(_with_scripts([calls[i] for i in unknown]), keep_errors=True)
+            _put(results, unknown, again[-len(unknown) :])
     except (UnavailableError, RedisError) as error:
-        return [_failure(where, error)] * len(calls)
-    for i, reply in enumerate(replies):
-        if isinstance(reply, ResponseError):
-            replies[i] = _rejected(where, server, calls[i], reply) or _send_again(where, calls[i])
-    return replies
+        return [_unavailable(where, error)] * len(calls)
+    for i in _redirected(where, server, calls, results):
+        try:
+            results[i] = execute(where, calls[i])
+        except UnavailableError as error:
+            results[i] = error
+    return results
 
 
-async def _apipeline(
-    where: Topology, server: Server | None, calls: Sequence[Call], *, loaded: bool = False
-) -> list[Any]:
+async def _apipeline(where: Topology, server: Server | None, calls: Sequence[Call]) -> list[Any]:
     """As `_pipeline`, without blocking the event loop."""
     try:
-        if server is None or server.breaker.error is not None:
-            server = _require(where, server)
-        replies: list[Any] = await server.asend(Message(calls), keep_errors=True)
-        if not loaded and (unknown := _not_loaded(replies)):
-            await server.asend(_load_scripts(calls, unknown))
-            again = await _apipeline(where, server, [calls[i] for i in unknown], loaded=True)
-            for i, reply in zip(unknown, again, strict=True):
-                replies[i] = reply
+        server = _require(where, server)
+        results: list[Any] = await server.asend(Message(calls), keep_errors=True)
+        if unknown := _without_script(results):
+            again = await server.asend(_with_scripts([calls[i] for i in unknown]), keep_errors=True)
+            _put(results, unknown, again[-len(unknown) :])
     except (UnavailableError, RedisError) as error:
-        return [_failure(where, error)] * len(calls)
-    for i, reply in enumerate(replies):
-        if isinstance(reply, ResponseError):
-            replies[i] = _rejected(where, server, calls[i], reply) or await _asend_again(where, calls[i])
-    return replies
+        return [_unavailable(where, error)] * len(calls)
+    for i in _redirected(where, server, calls, results):
+        try:
+            results[i] = await aexecute(where, calls[i])
+        except UnavailableError as error:
+            results[i] = error
+    return results
 
 
-def _not_loaded(replies: Sequence[Any]) -> list[int]:
-    return [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+def _without_script(results: Sequence[Any]) -> list[int]:
+    return [i for i, result in enumerate(results) if isinstance(result, NoScriptError)]
 
 
-def _load_scripts(calls: Sequence[Call], unknown: Sequence[int]) -> Message:
-    """Return the message that loads the scripts of these calls."""
-    scripts = {script.sha: script for i in unknown if (script := calls[i].script) is not None}
-    return Message(Call(None, "", pack(("SCRIPT", "LOAD", each.text))) for each in scripts.values())
+def _with_scripts(calls: Sequence[Call]) -> Message:
+    """Return calls as a message that loads their scripts first; not by EVAL: servers evict what it brings."""
+    texts = dict.fromkeys(call.script.text for call in calls if call.script is not None)
+    return Message((*[Call(None, calls[0].key, pack(("SCRIPT", "LOAD", text))) for text in texts], *calls))
 
 
-def _failure(where: Topology, error: UnavailableError | RedisError) -> UnavailableError:
-    return error if isinstance(error, UnavailableError) else _unavailable(where, error)
+def _put(results: list[Any], indexes: Sequence[int], found: Iterable[Any]) -> None:
+    for i, each in zip(indexes, found, strict=True):
+        results[i] = each
 
 
-def _rejected(where: Topology, server: Server, call: Call, error: ResponseError) -> UnavailableError | None:
-    """Return the UnavailableError of a call that may not be sent again; None for one that was redirected."""
-    if where.clustered and next_attempt(error, loaded=True, is_refund=call.is_refund) is not None:
-        return None
-    server.breaker.log_error(error)
-    return _unavailable(where, error)
-
-
-def _send_again(where: Topology, call: Call) -> Any:
-    try:
-        return execute(where, call)
-    except UnavailableError as failure:
-        return failure
-
-
-async def _asend_again(where: Topology, call: Call) -> Any:
-    try:
-        return await aexecute(where, call)
-    except UnavailableError as failure:
-        return failure
+def _redirected(where: Topology, server: Server, calls: Sequence[Call], results: list[Any]) -> list[int]:
+    """Return which calls were redirected, and put an UnavailableError in the place of any other error."""
+    redirected = []
+    for i, error in enumerate(results):
+        if isinstance(error, ResponseError):
+            if where.clustered and next_attempt(error, loaded=True, is_refund=calls[i].is_refund) is not None:
+                redirected.append(i)
+            else:
+                server.breaker.log_error(error)
+                results[i] = _unavailable(where, error)
+    return redirected
 
 
 class _Attempts:
@@ -191,49 +180,43 @@ class _Attempts:
     def after(self, error: ResponseError, server: Server, sent: Call) -> tuple[Server, Call, float]:
         """Return where to send what, and after which pause; UnavailableError when that would not help."""
         where, call = self.where, self.call
-        if not where.clustered and isinstance(error, (AskError, MovedError, ClusterCrossSlotError)):
-            wrong = UnavailableError(
-                f"{server.name} is a node of a cluster, and the cache's client is for a single server: set OPTIONS"
-                "['CONNECTION_FACTORY'] of the cache to 'rlaas_django.cluster.ConnectionFactory'."
-            )
-            server.breaker.log_error(wrong)
-            raise wrong from error
         attempt = next_attempt(error, loaded=self.loaded, is_refund=call.is_refund)
+        failure: Exception = error
+        if isinstance(error, (AskError, ClusterCrossSlotError)) and not isinstance(where, ClusterTopology):
+            attempt, failure = (
+                None,
+                UnavailableError(
+                    f"{server.name} is a node of a cluster, and the cache's client is for a single server: set OPTIONS"
+                    "['CONNECTION_FACTORY'] of the cache to 'rlaas_django.cluster.ConnectionFactory'."
+                ),
+            )
         if attempt is None or time.monotonic() > self.deadline:
-            server.breaker.log_error(error)
-            raise _unavailable(where, error) from error
-        if attempt.load_script and call.script is not None:
-            self.loaded = True  # not by EVAL: servers evict what it brings
-            return server, sent.after("SCRIPT", "LOAD", call.script.text), 0.0
-        server = self._redirect(error, server, attempt.address)
-        return server, call.after("ASKING") if attempt.asking else call, attempt.pause
-
-    def _redirect(self, error: ResponseError, server: Server, address: Address | None) -> Server:
-        where = self.where
-        if not isinstance(where, ClusterTopology):
-            return server
-        if address is None:
-            target = where.server_for(self.call.key) or server
+            server.breaker.log_error(failure)
+            raise _unavailable(where, failure) from error
+        if attempt is NextAttempt.LOAD:
+            self.loaded = True
+            return server, _with_scripts(sent.parts or (call,)), 0.0
+        if isinstance(where, ClusterTopology) and isinstance(error, AskError) and attempt is not NextAttempt.LATER:
+            server = where.redirect(error, server)
         else:
-            target = where.server_at((address[0] or server.address[0], address[1]))
-            if isinstance(error, MovedError):
-                where.moved(error.slot_id, target)
-        return target if target.breaker.error is None else _require(where, target)
+            server = where.server_for(call.key) or server
+        asking = Message((Call(None, call.key, pack(("ASKING",))), call)) if attempt is NextAttempt.ASKING else call
+        return _require(where, server), asking, TRYAGAIN_PAUSE if attempt is NextAttempt.LATER else 0.0
 
 
 def _require(where: Topology, server: Server | None) -> Server:
     """Return a server that may be called; UnavailableError when none is known or its circuit breaker is open."""
+    if server is not None and server.breaker.error is None:
+        return server
     where.refresh_soon()
-    if server is None:
-        raise UnavailableError(where.error)
-    if not server.breaker.allows_call():
-        raise UnavailableError(server.breaker.error)
+    if server is None or not server.breaker.allows_call():
+        raise UnavailableError(where.error if server is None else server.breaker.error)
     return server
 
 
 def _unavailable(where: Topology, error: Exception) -> UnavailableError:
     where.refresh_soon()
-    return UnavailableError(str(error))
+    return error if isinstance(error, UnavailableError) else UnavailableError(str(error))
 
 
 def run_commands(commands: Sequence[Sequence[Word]], server: Server | None = None) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from redis.cluster import ClusterNode, NodesManager
 from redis.crc import key_slot
-from redis.exceptions import RedisClusterException
+from redis.exceptions import AskError, MovedError, RedisClusterException
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from .. import log
@@ -78,9 +78,7 @@ class DiscoveredTopology(Topology):
         self._refreshed.wait(self.timeout)
 
     async def await_until_known(self) -> None:
-        deadline = time.monotonic() + self.timeout
-        while not self._refreshed.is_set() and time.monotonic() < deadline:  # noqa: ASYNC110  (set by a thread)
-            await asyncio.sleep(0.002)
+        await asyncio.to_thread(self.wait_until_known)
 
     def _refresh(self) -> bool:
         changed = False
@@ -173,6 +171,13 @@ class ClusterTopology(DiscoveredTopology):
         """Return the node at an address."""
         found = self._servers.get(address)
         return found or self._servers.setdefault(address, Server(self._node_options.at(address), self.timeout))
+
+    def redirect(self, error: AskError, server: Server) -> Server:
+        """Return the node that MOVED or ASK names; an empty host is the host of the server that said so."""
+        target = self.server_at((error.host or server.address[0], error.port))
+        if isinstance(error, MovedError):
+            self.moved(error.slot_id, target)
+        return target
 
     def moved(self, slot: int, server: Server) -> None:
         """Note that a slot has another node; rarely one slot alone moves, so the map is refreshed."""

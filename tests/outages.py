@@ -314,7 +314,7 @@ STRANGE_REPLIES = {
     "an empty list": (b"*0\r\n", False, False),
     "a nested list": (b"*2\r\n:1\r\n*7\r\n:1\r\n:0\r\n:9\r\n:0\r\n:0\r\n:10\r\n:1\r\n", False, False),
     "a list too short": (b"*7\r\n" + 7 * b":1\r\n", False, False),
-    "a list too long": (b"*9\r\n" + 9 * b":1\r\n", False, False),
+    "a list too long": (b"*10\r\n" + 10 * b":1\r\n", False, False),
     "a list of strings": (b"*8\r\n" + 8 * b"$1\r\n1\r\n", False, False),
     "a list with a nil": (b"*8\r\n" + 7 * b":1\r\n" + b"$-1\r\n", False, False),
     "a list with an error": (b"*8\r\n" + 7 * b":1\r\n" + b"-ERR inside\r\n", False, False),

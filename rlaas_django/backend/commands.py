@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import hiredis
-from redis import ResponseError
 
 from .errors import UnexpectedReplyError
 from .scripts import Script
@@ -57,10 +56,6 @@ class Message(Call):
         parts = tuple(calls)
         super().__init__(None, parts[-1].key, b"".join([call.packed for call in parts]))
         self.parts = parts
-
-    def read(self, reply: Any) -> Any:
-        pairs = zip(self.parts or (), reply, strict=True)
-        return [each if isinstance(each, ResponseError) else call.read(each) for call, each in pairs]
 
     def abandon(self, result: Any) -> None:
         for call, each in zip(self.parts or (), result, strict=True):

@@ -11,33 +11,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 
-from .circuit_breaker import CircuitBreaker
 from .commands import Call
 from .errors import UnexpectedReplyError
 from .pool import FRESH
+
+if TYPE_CHECKING:
+    from .server import Server
 
 MAX_BATCH = 128  # commands; a batch has one time limit
 TICKS = 10  # parts of the time limit: a loop that is blocked for long has to read what has arrived meanwhile
 
 
 class Multiplexer:
-    """Runs commands of one event loop on one server, each batch within `timeout` seconds."""
+    """Runs commands of one event loop on one server, each batch within the server's timeout."""
 
-    def __init__(
-        self,
-        connection: Any,
-        timeout: float,
-        breaker: CircuitBreaker,
-        record_failure: Callable[[Exception, bool], Exception],
-    ) -> None:
-        self.loop = asyncio.get_running_loop()
-        self._connection, self._timeout = connection, timeout
-        self._breaker, self._record_failure = breaker, record_failure
+    def __init__(self, server: Server) -> None:
+        self.loop, self._server = asyncio.get_running_loop(), server
+        self._connection = server.options.async_connection()
         self._waiting: deque[tuple[Call, asyncio.Future[Any]]] = deque()
         self._batch: list[tuple[Call, asyncio.Future[Any]]] = []  # sent, or about to be
         self._worker: asyncio.Task[None] | None = None
@@ -81,7 +75,7 @@ class Multiplexer:
                 self._stop(None)
                 raise
             await self._connection.disconnect(nowait=True)
-            self._stop(redis.TimeoutError(f"timeout after {self._timeout:g} s"))
+            self._stop(redis.TimeoutError())
         except Exception as error:  # noqa: BLE001  (whatever a broken reply makes redis-py raise)
             await self._connection.disconnect(nowait=True)
             self._stop(error)
@@ -89,7 +83,7 @@ class Multiplexer:
     async def _exchange(self) -> None:
         self._ticks_left = TICKS
         if self._timer is None:  # one for all batches: to set and cancel one for each takes a tenth of a call
-            self._timer = self.loop.call_later(self._timeout / TICKS, self._tick)
+            self._timer = self.loop.call_later(self._server.timeout / TICKS, self._tick)
         connection = self._connection
         if self.reconnect or await self._is_stale():
             self.reconnect = False
@@ -158,7 +152,7 @@ class Multiplexer:
             self._worker.cancel()
         else:
             self._ticks_left -= 1
-            self._timer = self.loop.call_later(self._timeout / TICKS, self._tick)
+            self._timer = self.loop.call_later(self._server.timeout / TICKS, self._tick)
 
     def _stop(self, error: Exception | None) -> None:
         """Fail what was sent, as nobody knows what ran. What was not goes out next, if the server is still available.
@@ -170,8 +164,8 @@ class Multiplexer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        failure = None if error is None else self._record_failure(error, self._is_new)
-        if failure is None or self._breaker.error is not None:
+        failure = None if error is None else self._server.record_failure(error, self._is_new)
+        if failure is None or self._server.breaker.error is not None:
             failed += self._waiting
             self._waiting.clear()
         elif self._waiting:

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -73,8 +74,11 @@ class Pool:
 
     def disconnect_idle(self) -> None:
         """Close the connections that are not in use: behind the same address there may be another server now."""
-        idle, self._idle[:] = self._idle[:], []
-        for connection, _ in idle:
+        idle = []
+        with suppress(IndexError):  # none is left
+            while True:
+                idle.append(self._idle.pop()[0])
+        for connection in idle:
             self.discard(connection)
 
     def _make_or_wait(self) -> tuple[Any, float]:
@@ -83,7 +87,7 @@ class Pool:
             self._waiting += 1
             try:
                 while True:
-                    if self._idle:
+                    with suppress(IndexError):  # none is there, or no more
                         return self._idle.pop()
                     if len(self._made) < self.maximum:
                         connection = self._make()

@@ -104,15 +104,17 @@ class Server:
             connection.send_packed_command((call.packed,), check_health=False)
             if timeout is not None and not connection.can_read(timeout):
                 raise redis.TimeoutError
-            reply = connection.read_response() if call.parts is None else _read_replies(connection, len(call.parts))
-            result = call.read(reply)
+            if call.parts is None:
+                result = call.read(connection.read_response())
+            else:
+                result = [_read(connection, part) for part in call.parts]
         except redis.ResponseError as error:  # after one, the connection is as good as after any reply
             pool.release(connection)
             self._record_error(error, admin=timeout is not None)
             raise
         except BaseException as error:  # noqa: BLE001  (raised again)
             # Recorded first: a thread that waits for the connection would take it to a server that fails.
-            failure = self._record_failure(error, is_new, timeout) if isinstance(error, Exception) else error
+            failure = self.record_failure(error, is_new, timeout) if isinstance(error, Exception) else error
             try:
                 if connection is not None:
                     pool.discard(connection)
@@ -151,10 +153,7 @@ class Server:
         for key in list(self._multiplexers):  # other threads add theirs meanwhile
             if key[1].is_closed():
                 self._multiplexers.pop(key, None)
-        connection = self.options.async_connection()
-        multiplexer = Multiplexer(connection, self.timeout, self.breaker, self._record_failure)
-        self._multiplexers[self, loop] = multiplexer
-        return multiplexer
+        return self._multiplexers.setdefault((self, loop), Multiplexer(self))
 
     def _record_result(self, result: Any, *, admin: bool = False, keep_errors: bool = False) -> None:
         """Tell the breaker what a result says of the server, and raise the first error in it, unless it is kept."""
@@ -179,7 +178,7 @@ class Server:
             if server is self:
                 multiplexer.reconnect = True
 
-    def _record_failure(self, error: Exception, is_new: bool, timeout: float | None = None) -> Exception:
+    def record_failure(self, error: Exception, is_new: bool, timeout: float | None = None) -> Exception:
         """Tell the breaker that a call had no reply, on a new connection or not; return one of redis-py's errors."""
         if isinstance(error, PROGRAMMING_ERRORS):
             return error
@@ -200,11 +199,8 @@ class Server:
         return error
 
 
-def _read_replies(connection: Any, number: int) -> list[Any]:
-    replies = []
-    for _ in range(number):
-        try:
-            replies.append(connection.read_response())
-        except redis.ResponseError as error:
-            replies.append(error)
-    return replies
+def _read(connection: Any, call: Call) -> Any:
+    try:
+        return call.read(connection.read_response())
+    except redis.ResponseError as error:
+        return error

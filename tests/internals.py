@@ -218,13 +218,15 @@ def connection_pool() -> Pool:
 # The limits that decorators have registered, which the system checks and the admin read.
 
 
-def limits_in_use() -> tuple[set, set]:
-    return set(registry.sources), set(registry.refundable)
+def limits_in_use() -> tuple[set, set, dict]:
+    return set(registry.sources), set(registry.refundable), dict(registry.adapter_policies)
 
 
-def restore_limits(before: tuple[set, set]) -> None:
+def restore_limits(before: tuple[set, set, dict]) -> None:
     """Forget the limits that were registered since, and bring back those that were forgotten."""
-    sources, refundable = before
+    sources, refundable, adapter_policies = before
+    registry.adapter_policies.clear()
+    registry.adapter_policies.update(adapter_policies)
     registry.sources.intersection_update(sources)
     registry.sources.update(sources)
     registry.refundable.intersection_update(refundable)
@@ -232,6 +234,7 @@ def restore_limits(before: tuple[set, set]) -> None:
 
 def forget_limits() -> None:
     registry.sources.clear()
+    registry.adapter_policies.clear()
 
 
 def identify(identity, policy: Policy) -> str:

@@ -36,9 +36,11 @@ exempt_views: set[str] = set()
 refundable: set[str] = set()
 
 
-def add_adapter_policy(policy: Policy) -> None:
-    if len(adapter_policies) < MAX_ADAPTER_POLICIES or policy.name in adapter_policies:
+def add_adapter_policy(policy: Policy) -> Policy:
+    """Add a policy that an adapter uses, if it is not there yet; return it."""
+    if adapter_policies.get(policy.name) is not policy and len(adapter_policies) < MAX_ADAPTER_POLICIES:
         adapter_policies[policy.name] = policy
+    return policy
 
 
 def limits_in_use() -> Iterator[Limits]:

@@ -114,6 +114,7 @@ def get_usage(
     usage = _usage(decision, limit)
     over, left = usage["should_limit"], max(0, usage["limit"] - usage["count"])
     times = decision.reset_after if over else 0.0, decision.reset_after, decision.ttl
+    registry.add_adapter_policy(shown)
     outcome = Outcome(shown, identity, not over, max(1, usage["limit"]), decision.current_count, left, *times)
     record(request, [Decision(not over, (outcome,))])
     return usage
@@ -136,9 +137,7 @@ def _policies(group: str, label: str, ending: str, limit: int, window: int) -> t
     """Return the policy that is shown, and the one that counts: the first request over the limit, too."""
     name = policy_name(group if NAME.fullmatch(group) else f"{group}-{digest(group)[:8]}", ending)
     options: dict[str, Any] = {"algo": FIXED_WINDOW, "label": policy_name(label, "")}
-    shown = Policy(name, (max(1, limit), window), **options)
-    registry.add_adapter_policy(shown)
-    return shown, Policy(name, (limit + 1, window), **options)
+    return Policy(name, (max(1, limit), window), **options), Policy(name, (limit + 1, window), **options)
 
 
 def _policy_set(policy: Policy) -> CompiledPolicySet:

@@ -43,7 +43,8 @@ class RateThrottle:
         if self.rate != self.THROTTLE_RATES.get(self.scope):
             scope += f"-{self.duration}s"  # throttles with rates of their own may have inherited the same scope
         policy = _policy(f"{self.framework}.{scope}", self.num_requests, self.duration, self.algo, self.on_failure)
-        return Plan(EncodedIdentity(encode_name(kind, name, conf.config().encoding)), (policy,))
+        identity = EncodedIdentity(encode_name(kind, name, conf.config().encoding))
+        return Plan(identity, (registry.add_adapter_policy(policy),))
 
 
 @lru_cache(maxsize=1024)
@@ -54,9 +55,7 @@ def _parse_rate(rate: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=1024)
 def _policy(name: str, limit: int, window: int, algo: str | None, on_failure: str) -> Policy:
-    policy = Policy(policy_name(name, ""), (limit, window), algo=algo, on_failure=on_failure)
-    registry.add_adapter_policy(policy)
-    return policy
+    return Policy(policy_name(name, ""), (limit, window), algo=algo, on_failure=on_failure)
 
 
 def user_or_address(throttle: Any, request: Any) -> tuple[str, Any]:

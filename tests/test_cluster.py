@@ -40,6 +40,7 @@ from tests.internals import (
     SLIDING_WINDOW,
     TOPOLOGY_THREAD,
     YEAR,
+    Plan,
     acheck_each,
     check_each,
     check_plan,
@@ -47,11 +48,13 @@ from tests.internals import (
     networks,
     overrides,
     paused_background,
+    plan_checks,
     receipts,
     redis_client,
     refresh_is_due,
     refund_units,
     reset_statistics,
+    split,
 )
 from tests.on_cluster import ROOT, command, entry
 from tests.parallel import WORKERS, in_processes, in_threads
@@ -826,6 +829,16 @@ def test_forks_after_the_first_use_and_their_parent_count_together(cluster, limi
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:redis")  # of redis-py 6.0 about its own option
+def test_throttles_of_other_packages_count_on_every_node(cluster):
+    names = IDENTITIES[:20]
+    small, large = Policy("throttle-small", "1/m"), Policy("throttle-large", "9/m")
+    for name, _ in itertools.product(names, range(3)):
+        planned = [Plan(name, (small,)), Plan(name, (large,))]
+        decisions = split(check_each(plan_checks(planned)), planned)
+    assert [decision.allowed for decision in decisions] == [False, True]
+    assert {peek(name, large).current_count for name in names} == {3}
+
+
 def test_reset_all_empties_every_node_and_leaves_the_keys_of_the_site(cluster):
     for identity in IDENTITIES[:30]:
         check(identity)

@@ -508,6 +508,14 @@ def test_refusals_are_signalled_and_counted_in_the_statistics(clock):
     assert [each.result for _, each in recorder.pending] == ["allowed", "allowed", "refused"]
 
 
+def test_under_attack_the_log_stays_short(configure, settings, clock, caplog):
+    configure(LOG_LINES_PER_SECOND=1)
+    client = use_site(settings, make_view(TwoPerMinute))
+    assert [client.get("/").status_code for _ in range(30)].count(429) == 28
+    by_django = [record for record in caplog.records if record.name == "django.request"]
+    assert len(by_django) < 10
+
+
 # Operation
 
 

@@ -223,7 +223,7 @@ def in_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     return run
 
 
-SUPPRESSED = "rate_limit_log_suppressed"  # an attribute of a request
+SUPPRESSED = "rate_limit_log_suppressed"  # an attribute of a request, or a key of its META
 
 
 class SuppressedRefusals(logging.Filter):
@@ -234,7 +234,10 @@ class SuppressedRefusals(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not getattr(getattr(record, "request", None), SUPPRESSED, False)
+        request = getattr(record, "request", None)
+        # By a throttle of another package, which may not see Django's own request, but shares its META.
+        by_throttle = getattr(record, "status_code", 0) == 429 and SUPPRESSED in getattr(request, "META", {})
+        return not (by_throttle or getattr(request, SUPPRESSED, False))
 
 
 def suppress_log(request: HttpRequest, response: HttpResponseBase) -> None:

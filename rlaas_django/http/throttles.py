@@ -19,7 +19,7 @@ from ..limiter.joined import Plan, plan_checks, split
 from .gate import Gate
 from .limits import Limits
 from .request_state import STATE, RequestState
-from .responses import add_headers, add_refusal_headers
+from .responses import SUPPRESSED, add_headers, add_refusal_headers
 
 
 class PolicyLimits:
@@ -103,6 +103,8 @@ def _keep(request: Any, decisions: Sequence[Decision]) -> Decision | None:
     state.depth += 1
     refuses = state.record(decision, 1, block=True)
     state.leave()
+    if state.log_suppressed:
+        request.META[SUPPRESSED] = True
     return decision if refuses else None
 
 

@@ -60,6 +60,7 @@ def test_scripts_are_loaded_on_every_server(cluster):
     assert all(loaded for row in found for loaded in row["loaded"].values())
 
 
+@pytest.mark.usefixtures("no_views")
 def test_doctor_looks_at_every_server_and_at_keys_of_all(cluster):
     for n in range(60):
         check(f"user-{n}")

@@ -338,7 +338,7 @@ def test_exhausted_pool_is_decided_by_on_failure(on_failure, site, target, use_u
     expected = {"open": [200] * 5, "closed": [503] * 5, "local": [200] * 4 + [429]}
     assert site.statuses(5) == expected[on_failure]
     assert circuit_breaker().error is None  # the server is not to blame
-    assert len(log_lines("All 2 connections are in use")) == 1
+    assert 1 <= len(log_lines("All 2 connections are in use")) < 5  # one per second, on a busy machine a few
     pool.discard(held[0])
     pool.release(held[1])
     assert site.get().headers["X-RateLimit-Remaining"] == "3"

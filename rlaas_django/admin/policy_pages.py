@@ -69,7 +69,8 @@ def _per_second(policy: Policy) -> float:
 def overview(request: HttpRequest) -> Context:
     """Show the whole site in a chart, what was refused most, the policies in a table, and the state of Redis."""
     query, span = request.GET, _span(request)
-    text, sort = query.get("q", "").strip(), query.get("sort", "policy")
+    text, sort = query.get("q", "").strip(), query.get("sort", "")
+    sort = sort if sort.removeprefix("-") in COLUMNS else "policy"
     every = usage.policy_table(span.name)
     rows = [row for row in every if text.lower() in f"{row.policy.label} {row.policy.name}".lower()]
     sort_rows(rows, COLUMNS, sort)

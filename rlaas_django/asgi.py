@@ -8,6 +8,8 @@ from typing import Any
 
 from .stats import background
 
+__all__ = ["flush_on_shutdown"]
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]

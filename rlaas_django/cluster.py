@@ -16,6 +16,8 @@ from django_redis import pool
 from redis import RedisCluster
 from redis.connection import parse_url
 
+__all__ = ["ConnectionFactory"]
+
 
 class ConnectionFactory(pool.ConnectionFactory):  # type: ignore[misc]
     """Gives the cache one cluster client per URL and process; the limiter takes the nodes' options from it."""

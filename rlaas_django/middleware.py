@@ -13,6 +13,8 @@ from . import conf
 from .http.gate import aenter, enter, reach_view
 from .http.rules import limits_of_request
 
+__all__ = ["RateLimitMiddleware"]
+
 
 class RateLimitMiddleware:
     """Belongs after AuthenticationMiddleware, so that users are known."""

@@ -12,6 +12,8 @@ from django.dispatch import Signal
 
 from .core.decision import Decision
 
+__all__ = ["backend_failed", "rate_limited"]
+
 rate_limited = Signal()
 backend_failed = Signal()
 

@@ -13,8 +13,18 @@ from django.http.response import HttpResponseBase
 
 from . import backend
 from .core import process
-from .core.clock import Clock
-from .core.clock import frozen_clock as frozen_clock
+from .core.clock import Clock, frozen_clock
+
+__all__ = [
+    "RateLimitTestMixin",
+    "aexhaust",
+    "assert_limited",
+    "embedded_redis",
+    "exhaust",
+    "frozen_clock",
+    "reset",
+    "reset_all",
+]
 
 KEYS = "rlaas:*"  # in Redis
 MAX_REQUESTS = 10_000  # that `exhaust` sends

@@ -14,6 +14,8 @@ from django.views.decorators.cache import never_cache
 from .http.responses import add_headers
 from .http.status import rate_limit_status
 
+__all__ = ["RateLimitStatusView"]
+
 
 @method_decorator(never_cache, name="dispatch")
 class RateLimitStatusView(View):

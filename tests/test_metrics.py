@@ -227,11 +227,12 @@ def test_opentelemetry_has_the_same_instruments_and_a_span_attribute(client, mon
     assert span.attributes == {"rlaas.result": "refused", "rlaas.policy": "small", "rlaas.remaining": 0}
 
 
-def test_every_instrument_is_documented():
+def test_every_instrument_and_result_is_documented():
     page = (ROOT / "docs/monitoring.md").read_text()
     source = (ROOT / "rlaas_django/integrations/opentelemetry.py").read_text()
-    for name in re.findall(r'"(rlaas\.[a-z_.]+)"', source):
-        assert f"`{name}`" in page
+    assert set(re.findall(r"`(rlaas\.[a-z_.]+)`", page)) == set(re.findall(r'"(rlaas\.[a-z_.]+)"', source))
+    (row,) = re.findall(r"^\| `rlaas_decisions_total` .*`result` is (.*) \|$", page, re.MULTILINE)
+    assert set(re.findall(r"`([a-z]+)`", row)) == set(observers.RESULTS)
 
 
 def test_without_an_integration_nothing_is_measured():

@@ -29,6 +29,8 @@ from ..http.throttles import record
 from ..http.view_names import policy_name, view_label, view_name
 from ..limiter.compiled import CompiledPolicySet, compile_policies
 
+__all__ = ["ALL", "UNSAFE", "RatelimitMiddleware", "Ratelimited", "get_usage", "is_ratelimited", "ratelimit"]
+
 ALL = (None,)
 UNSAFE = ["DELETE", "PATCH", "POST", "PUT"]
 

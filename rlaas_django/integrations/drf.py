@@ -27,6 +27,15 @@ from ..http.throttles import PolicyLimits, decide, plan_all
 from ..limiter.joined import Plan
 from .throttles import RateThrottle, user_or_address
 
+__all__ = [
+    "AnonRateThrottle",
+    "BaseThrottle",
+    "PolicyThrottle",
+    "ScopedRateThrottle",
+    "SimpleRateThrottle",
+    "UserRateThrottle",
+]
+
 PENDING = "_rlaas_pending"  # the attribute of a request with the decisions for throttles that were not called yet
 
 

@@ -28,6 +28,15 @@ from ..http.responses import in_thread
 from ..http.throttles import PolicyLimits, adecide, decide, plan_all, with_headers
 from .throttles import RateThrottle, user_or_address
 
+__all__ = [
+    "AnonRateThrottle",
+    "AuthRateThrottle",
+    "PolicyThrottle",
+    "SimpleRateThrottle",
+    "UserRateThrottle",
+    "throttled",
+]
+
 # Of the request that a thread or a task is busy with: the wait of the last refusal, and the throttles to await.
 _wait: ContextVar[float | None] = ContextVar("wait", default=None)
 _to_await: ContextVar[list[Any] | None] = ContextVar("to_await", default=None)

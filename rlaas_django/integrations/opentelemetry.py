@@ -17,6 +17,8 @@ from ..core import observers
 from ..core.observers import REFUSED, Observation
 from ..stats import recorder
 
+__all__ = ["Metrics"]
+
 
 class Metrics(AppConfig):
     """Installs the instruments."""

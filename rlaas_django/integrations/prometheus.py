@@ -27,10 +27,11 @@ from prometheus_client.registry import Collector
 
 from .. import backend
 from ..core import observers
-from ..core.observers import ALLOWED, DEGRADED, OVER, REFUSED, Observation
+from ..core.observers import DEGRADED, REFUSED, Observation
 from ..stats import reader, recorder
 
-RESULTS = (ALLOWED, REFUSED, OVER, DEGRADED)
+__all__ = ["Metrics", "exposition"]
+
 DECISIONS = "rlaas_decisions", "Decisions by policy and result", ("policy", "result")
 BREAKER = "rlaas_circuit_breaker_open", "Whether the circuit breaker of a Redis server is open (1)", ("server",)
 DROPPED = "rlaas_statistics_dropped", "Observations dropped from the statistics while Redis was unavailable"

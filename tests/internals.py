@@ -15,6 +15,7 @@ from rlaas_django.backend.circuit_breaker import CircuitBreaker
 from rlaas_django.backend.commands import pack
 from rlaas_django.backend.errors import NextAttempt, next_attempt
 from rlaas_django.backend.pool import Pool
+from rlaas_django.backend.scripts import FILES as LUA_FILES
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
 from rlaas_django.backend.server import ConnectionOptions
 from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
@@ -22,7 +23,8 @@ from rlaas_django.checks import check_proxies, check_settings, check_shared_cach
 from rlaas_django.conf import POLICY_OPTIONS
 from rlaas_django.core import observers, registry
 from rlaas_django.core.decision import Decision, Outcome, strictest
-from rlaas_django.core.keys import EncodedIdentity, counter_key, encode
+from rlaas_django.core.keys import ENDINGS as KEY_ENDINGS
+from rlaas_django.core.keys import EncodedIdentity, counter_key, encode, parse_counter_key
 from rlaas_django.core.keys import identify as identify_with
 from rlaas_django.core.policy import (
     ALGORITHMS,
@@ -52,6 +54,7 @@ from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, loc
 from rlaas_django.management.commands._rlaas import SUBCOMMANDS, diagnosis
 from rlaas_django.management.commands._rlaas.output import Output as CommandOutput
 from rlaas_django.management.commands._rlaas.output import Styled
+from rlaas_django.management.commands._rlaas.plan import PREFERRED, REASONS
 from rlaas_django.management.commands._rlaas.plan import predict as predict_memory
 from rlaas_django.management.commands._rlaas.replay.execution import Replay
 from rlaas_django.management.commands._rlaas.replay.log_lines import LineParser, parse_time
@@ -60,6 +63,7 @@ from rlaas_django.management.commands._rlaas.replay.policies import parse_policy
 from rlaas_django.management.commands._rlaas.replay.report import report as replay_report
 from rlaas_django.management.commands._rlaas.replay.sources import Log
 from rlaas_django.management.commands._rlaas.replay.timeline import STEPS, Timeline
+from rlaas_django.management.commands._rlaas.replay.usage import MEASURE
 from rlaas_django.management.commands.rlaas import Command as RlaasCommand
 from rlaas_django.server_checks import check_eviction, check_rights
 from rlaas_django.service import auth as service_auth
@@ -79,6 +83,7 @@ __all__ = [
     "FIELDS",
     "FIXED_WINDOW",
     "KEYS",
+    "KEY_ENDINGS",
     "KEY_PREFIXES",
     "POLICY_OPTIONS",
     "RULE_OPTIONS",
@@ -118,6 +123,7 @@ __all__ = [
     "Timeline",
     "UnavailableError",
     "acheck_each",
+    "algorithm_tables",
     "breaker_module",
     "cached_refusals",
     "check_each",
@@ -132,6 +138,7 @@ __all__ = [
     "compile_policies",
     "conf",
     "connection_pool",
+    "counter_key",
     "diagnosis",
     "encode",
     "escape_for_log",
@@ -153,6 +160,7 @@ __all__ = [
     "observers",
     "overrides",
     "pack_words",
+    "parse_counter_key",
     "parse_policy",
     "parse_time",
     "paused_background",
@@ -235,6 +243,20 @@ def restore_limits(before: tuple[set, set, dict]) -> None:
 def forget_limits() -> None:
     registry.sources.clear()
     registry.adapter_policies.clear()
+
+
+def algorithm_tables() -> dict:
+    """Return what has an entry per algorithm, by name."""
+    from rlaas_django.admin.policy_pages import ALGORITHM_NAMES  # needs the apps
+
+    return {
+        "ENDINGS": KEY_ENDINGS,
+        "FILES": LUA_FILES,
+        "PREFERRED": PREFERRED,
+        "REASONS": REASONS,
+        "MEASURE": MEASURE,
+        "ALGORITHM_NAMES": ALGORITHM_NAMES,
+    }
 
 
 def identify(identity, policy: Policy) -> str:

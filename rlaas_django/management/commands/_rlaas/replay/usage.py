@@ -12,11 +12,22 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable
 
-from .....core.policy import ALGORITHMS, FIXED_WINDOW, SLIDING_WINDOW_COUNTER
+from .....core.policy import (
+    FIXED_WINDOW,
+    SLIDING_WINDOW,
+    SLIDING_WINDOW_COMPACT,
+    SLIDING_WINDOW_COUNTER,
+    TOKEN_BUCKET,
+)
 
-# The three measures of demand, by index. A token bucket refuses only what a sliding window of the same limit refuses.
-FIXED, SLIDING, COUNTER = range(3)
-MEASURE = {algo: {FIXED_WINDOW: FIXED, SLIDING_WINDOW_COUNTER: COUNTER}.get(algo, SLIDING) for algo in ALGORITHMS}
+FIXED, SLIDING, COUNTER = range(3)  # the measures of demand, by index
+MEASURE = {
+    FIXED_WINDOW: FIXED,
+    SLIDING_WINDOW: SLIDING,
+    SLIDING_WINDOW_COMPACT: SLIDING,
+    SLIDING_WINDOW_COUNTER: COUNTER,
+    TOKEN_BUCKET: SLIDING,  # it refuses only what a sliding window of the same limit refuses
+}
 
 
 class Window:

@@ -40,6 +40,11 @@ class IdentityLabel(NamedTuple):
         return printable(self.text if self.user is None else self.user.get_username())
 
     @property
+    def argument(self) -> str:
+        """The identity as `resolve` takes it, for the commands: a name, or encoded where a name is not enough."""
+        return self.name if self.kind in ("user", "ip", "net") else self.encoded
+
+    @property
     def kind_name(self) -> str:
         """The kind of identity, translated."""
         names = {

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import NamedTuple
+
+from django.urls import get_resolver
 
 from . import backend, limiter
 from .backend.scripts import SCRIPTS
@@ -76,7 +79,9 @@ class PolicyRow(NamedTuple):
 
 
 def policies() -> dict[str, Policy]:
-    """Return every policy by name; the rate may be a function."""
+    """Return every policy by name, with those of all views; the rate may be a function."""
+    with suppress(Exception):  # the URLs import the views; Django's own checks tell what is wrong with them
+        _ = get_resolver().url_patterns
     return known()
 
 

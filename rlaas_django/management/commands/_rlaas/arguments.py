@@ -6,10 +6,10 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError
 from datetime import timedelta
 
+from .... import usage
 from ....core.keys import EncodedIdentity
 from ....core.policy import Policy, PolicyError, nearest
 from ....labels import resolve
-from ....stats.policies import known
 
 _DURATION = re.compile(r"(\d{1,6})(m|min|h|d|w)")
 _UNITS = {"m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -41,7 +41,7 @@ def identity_of(text: str) -> EncodedIdentity:
 
 def policies_named(name: str) -> dict[str, Policy]:
     """Return the policy with this name, or every policy for an empty one; PolicyError for one that does not exist."""
-    every = known()
+    every = usage.policies()
     if not name:
         return every
     if name not in every:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.urls import get_resolver
 
-from .... import conf
+from .... import conf, usage
 from ....core import registry
 from ....core.policy import DEFAULT, Policy, Rate, nearest
 from ....core.rules import Rule
-from ....stats.policies import known
 from .output import Output
 
 HELP = "List the limits of the settings, of middleware rules and of views."
@@ -33,7 +30,7 @@ def run(options: Namespace, output: Output) -> None:
     """Print the table."""
     found = [row for row in rows() if options.policy in (None, row["policy"])]
     if not found:
-        raise CommandError(f"There is no policy {options.policy!r}{nearest(options.policy, known())}")
+        raise CommandError(f"There is no policy {options.policy!r}{nearest(options.policy, usage.policies())}")
     if output.as_json:
         output.json(found)
         return
@@ -44,9 +41,7 @@ def run(options: Namespace, output: Output) -> None:
 def rows() -> Iterator[dict[str, Any]]:
     """Yield a row for each use of a policy, and for each policy without one."""
     config = conf.config()
-    with suppress(Exception):  # the URLs import the views; Django's own checks tell what is wrong with them
-        _ = get_resolver().url_patterns
-    every = known()
+    every = usage.policies()
     uses: list[tuple[str, str | Policy]] = [
         (f"rule {_describe(rule)}", name) for rule in config.rules for name in rule.policies or (EXEMPT,)
     ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from .... import operations, usage
-from ....stats.policies import with_decided_rates
 from .arguments import add_identity, add_policy, add_reason, identity_of, policies_named
 from .output import Output, Styled
 
 HELP = "Reset what an identity used, under every policy: it starts from zero."
 EXAMPLE = "manage.py rlaas reset alice --policy login"
+HINT = "`manage.py rlaas top` lists who is counted, as this command takes it."
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -22,14 +22,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, output: Output) -> None:
     """Reset the usage."""
-    identity, chosen = identity_of(options.identity), policies_named(options.policy)
-    if options.policy:
-        policies = [policy for policy, _ in with_decided_rates([(chosen[options.policy], identity)])]
-    else:
-        policies = [row.outcome.policy for row in usage.identity_rows(identity)]
-    by = operations.Operator.of_command()
+    identity = identity_of(options.identity)
+    policies_named(options.policy)
+    rows = usage.rows([(options.policy, identity)]) if options.policy else usage.identity_rows(identity)
+    by, policies = operations.Operator.of_command(), [row.outcome.policy for row in rows]
     operations.reset_usage(by, identity, policies, scope=options.policy, reason=options.reason)
+    used = [row.outcome.policy.name for row in rows if row.outcome.current_count]
     if output.as_json:
-        output.json({"identity": identity, "policies": [policy.name for policy in policies]})
+        output.json({"identity": identity, "policies": used})
+    elif used:
+        output.line(Styled("reset", "SUCCESS"), f": {identity} under {', '.join(used)}.")
     else:
-        output.line(Styled("reset", "SUCCESS"), f": {identity} under {options.policy or 'every policy'}.")
+        scope = options.policy or "any policy"
+        output.line(Styled("nothing to reset", "WARNING"), f": {identity} has no usage under {scope}. {HINT}")

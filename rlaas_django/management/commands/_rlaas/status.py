@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from .... import usage
 from ....labels import describe
 from ....stats import reader, schema
-from .output import Output, Styled, percent, size
+from .output import Output, Styled, percent, plural, size
 
 HELP = "Show on one screen: Redis and its latency, the decisions of the last hour, who was refused most today."
 EXAMPLE = "manage.py rlaas status"
@@ -47,4 +47,4 @@ def run(_options: Namespace, output: Output) -> None:
     labels = describe(refused)
     for number, (identity, times) in enumerate(refused.items()):
         heading = "Refused    " if number == 0 else " " * 11
-        output.line(Styled(heading, "MIGRATE_HEADING"), f"{labels[identity].name}  {times:,} times today")
+        output.line(Styled(heading, "MIGRATE_HEADING"), f"{labels[identity].argument}  {plural(times, 'time')} today")

@@ -46,5 +46,5 @@ def as_json(row: usage.Row) -> dict[str, object]:
 
 def print_rows(rows: list[usage.Row], output: Output) -> None:
     """Print a table."""
-    cells = [(row.identity.name, *usage_cells(row)) for row in rows]
+    cells = [(row.identity.argument, *usage_cells(row)) for row in rows]
     output.table(("Identity", "Policy", ">Used", ">Limit", "", "Resets in", ">Refused today"), cells)

@@ -79,6 +79,7 @@ EVERY = [
     ("end", "alice"),
     ("exempt", "203.0.113.0/24", "--for", "1h", "--reason", "office"),
     ("limit", "alice", "--factor", "2", "--for", "1h", "--reason", "busy"),
+    ("overrides",),
     ("reset", "alice"),
     ("history",),
     ("scripts", "--load"),

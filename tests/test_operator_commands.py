@@ -11,7 +11,7 @@ import sys
 import pytest
 from django.contrib.auth.models import User
 
-from rlaas_django import check, peek
+from rlaas_django import Policy, check, peek
 from rlaas_django.models import OperatorAction, Override
 from tests.commands import OnTerminal, rlaas
 from tests.internals import flush_statistics
@@ -91,6 +91,91 @@ def test_a_reset_starts_from_zero():
     assert peek("alice", "search").current_count == 0
 
 
+def test_a_reset_names_the_policies_that_had_usage_or_says_that_there_is_nothing_to_reset():
+    use_up("alice")
+    assert rlaas("reset", "alice").out == "reset: alice under search.\n"
+    assert rlaas("reset", "alice").out.startswith("nothing to reset: alice has no usage under any policy.")
+    assert "no usage under search." in rlaas("reset", "alice", "--policy", "search").out
+    assert rlaas("reset", "alice", "--json").json == {"identity": "alice", "policies": []}
+
+
+@pytest.fixture
+def never_called_view(tmp_path, monkeypatch, settings):
+    """The name of a limited view of the URLs, which this process has not imported yet."""
+    (tmp_path / "late_urls.py").write_text(LATE_URLS)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings.ROOT_URLCONF = "late_urls"
+    yield "late_urls.contact"
+    sys.modules.pop("late_urls", None)
+
+
+LATE_URLS = """
+from django.urls import path
+from rlaas_django import rate_limit
+
+@rate_limit("5/m", key="ip")
+def contact(request): ...
+
+urlpatterns = [path("contact/", contact)]
+"""
+
+
+def test_a_view_whose_statistics_were_not_written_is_shown_and_reset(never_called_view):
+    """The server that counted was stopped before it wrote its statistics."""
+    counted = Policy(never_called_view, "5/m", key="ip")
+    check("203.0.113.9", counted)
+    assert "late_urls" not in sys.modules
+    shown = rlaas("show", "203.0.113.9", "--json").json
+    assert [(each["policy"], each["used"]) for each in shown["policies"]] == [(never_called_view, 1)]
+    assert rlaas("reset", "203.0.113.9").out == f"reset: ip=203.0.113.9 under {never_called_view}.\n"
+    assert peek("203.0.113.9", counted).current_count == 0
+
+
+def test_a_command_takes_the_name_of_a_view_that_was_never_called(never_called_view):
+    assert rlaas("block", "203.0.113.9", "--policy", never_called_view, "--reason", "spam").code == 0
+    assert rlaas("top", "--policy", never_called_view).code == 0
+
+
+def test_top_watch_and_status_print_an_identity_as_reset_takes_it(configure):
+    configure(
+        POLICIES={"login_name": {"rate": "3/m", "key": "post:username"}, "site": {"rate": "3/m", "key": "global"}}
+    )
+    use_up("admin", "login_name")
+    use_up("anybody", "site")
+    User.objects.create_user("admin")
+    for command in (("top",), ("watch", "--times", "1"), ("status",)):
+        printed = rlaas(*command).out
+        assert "post=admin" in printed
+        assert "global" in printed
+    assert "nothing to reset" in rlaas("reset", "admin").out
+    assert rlaas("reset", "post=admin").out == "reset: post=admin under login_name.\n"
+    assert rlaas("reset", "global").out == "reset: global under site.\n"
+
+
+def test_the_active_overrides_are_listed():
+    assert rlaas("overrides").out == "No override is active.\n"
+    assert rlaas("overrides", "--json").json == []
+    user = User.objects.create_user("ann")
+    rlaas("block", "203.0.113.0/24", "--for", "7d", "--reason", "scraping\x1b[31m", "--every-client")
+    rlaas("limit", "ann", "--policy", "search", "--limit", "500", "--reason", "partner")
+    rlaas("exempt", "bob", "--reason", "staff")
+    rlaas("end", "bob")
+    heading, first, second = rlaas("overrides").out.splitlines()
+    assert heading.split() == ["Identity", "Override", "Policy", "Until", "Operator", "Reason"]
+    assert first.startswith("ann             custom limit 500  search  ")
+    assert first.endswith("partner")
+    assert second.startswith("203.0.113.0/24  blocked           all     ")
+    assert "\x1b" not in second
+    listed = rlaas("overrides", "--json").json
+    assert [(each["identity"], each["kind"], each["amount"]) for each in listed] == [
+        (str(user.pk), "limit", "500"),
+        ("net=203.0.113.0%2F24", "block", ""),
+    ]
+    (blocked,) = rlaas("overrides", "--kind", "block", "--json").json
+    assert (blocked["everyClient"], blocked["policy"], blocked["by"]) == (True, "", getpass.getuser())
+    assert blocked["until"] == Override.objects.get(kind="block").until.isoformat()
+
+
 def test_a_username_names_the_user():
     user = User.objects.create_user("ann")
     use_up(str(user.pk))
@@ -148,6 +233,9 @@ def test_status_is_one_screen():
     printed = rlaas("status").out
     assert len(printed.splitlines()) < 24
     assert "4 requests, 1 refused (25.0 %)" in printed
+    assert printed.endswith("alice  1 time today\n")
+    use_up("alice", times=1)
+    assert rlaas("status").out.endswith("alice  2 times today\n")
 
 
 def test_watch_prints_a_line_per_look_when_it_is_piped():
@@ -165,6 +253,16 @@ def test_watch_on_a_terminal_redraws_until_ctrl_c(own):
         assert "\x1b[H" in terminal.shown
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.process.wait(30) == 130
+
+
+def test_times_are_printed_without_time_zones_too(settings):
+    settings.USE_TZ = False
+    rlaas("block", "alice", "--reason", "spam")
+    until = f"{Override.objects.get().until:%Y-%m-%d %H:%M}"
+    assert until in rlaas("history").out
+    assert until in rlaas("overrides").out
+    assert until in rlaas("show", "alice").out
+    assert rlaas("watch", "--times", "1").code == 0
 
 
 def test_nothing_a_client_chose_reaches_the_terminal_unescaped():

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from django.utils.timezone import localtime
-
 from ....models import OperatorAction
 from .arguments import identity_of
-from .output import Output
+from .output import Output, local
 
 HELP = "List what operators did in the admin and by commands, and why; the latest first."
 EXAMPLE = "manage.py rlaas history 203.0.113.9"
@@ -43,13 +41,13 @@ def run(options: Namespace, output: Output) -> None:
     else:
         rows = [
             (
-                f"{localtime(action.at):%Y-%m-%d %H:%M}",
+                f"{local(action.at):%Y-%m-%d %H:%M}",
                 action.by,
                 action.via,
                 f"{action.get_action_display()} {action.amount}".strip(),
                 action.identity,
                 action.policy or "all",
-                f"{localtime(action.until):%Y-%m-%d %H:%M}" if action.until else "",
+                f"{local(action.until):%Y-%m-%d %H:%M}" if action.until else "",
                 action.reason,
             )
             for action in actions

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from django.core.management.base import OutputWrapper
 from django.core.management.color import Style
+from django.utils import timezone
 
 from ....core.text import printable
 
@@ -69,6 +71,11 @@ class Output:
         if self._style is None or not isinstance(part, Styled):
             return text
         return str(getattr(self._style, part.style)(text))
+
+
+def local(at: datetime) -> datetime:
+    """Return a time in the current time zone; with USE_TZ off, all times are."""
+    return timezone.localtime(at) if timezone.is_aware(at) else at
 
 
 def duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ from .... import backend, usage
 from ....stats import reader, schema
 from . import top
 from .arguments import policies_named
-from .output import Output, Styled
+from .output import Output, Styled, local
 
 HELP = "Watch who is near a limit, like top; Ctrl-C ends it. Piped, it prints a line per interval."
 EXAMPLE = "manage.py rlaas watch --interval 2"
@@ -40,7 +40,7 @@ def run(options: Namespace, output: Output) -> None:
         except backend.UnavailableError as error:  # go on: it may be available again
             output.line(Styled(f"Redis is unavailable: {error}", "ERROR"))
             continue
-        _print(output, timezone.localtime(), minute, rows)
+        _print(output, local(timezone.now()), minute, rows)
 
 
 def _print(output: Output, now: datetime, minute: reader.Counts, rows: list[usage.Row]) -> None:
@@ -50,7 +50,7 @@ def _print(output: Output, now: datetime, minute: reader.Counts, rows: list[usag
         return
     summary = f"{now:%H:%M:%S}  this minute: {minute.total} requests, {minute.refused} refused"
     if not output.is_terminal:
-        highest = [f"; {row.identity.name} {row.percent} % of {row.outcome.policy}" for row in rows[:3]]
+        highest = [f"; {row.identity.argument} {row.percent} % of {row.outcome.policy}" for row in rows[:3]]
         output.line(summary, *highest)
         return
     output.stdout.write(CLEAR, ending="")

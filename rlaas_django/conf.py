@@ -117,6 +117,7 @@ class Config:
     # What other modules make of these settings: connections, compiled policy sets, cached refusals. With other settings
     # comes another Config, which starts with none of it.
     derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    compiled: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # the policy sets among it
     pid: int = field(default_factory=os.getpid, repr=False, compare=False)
 
     def policy(self, name: str) -> Policy:

@@ -76,7 +76,7 @@ def _decide() -> None:
     """Decide by every algorithm, refund and reset, without the rules for an unavailable Redis."""
     policies = [Policy(f"{NAME}-{i}", "1/s", algo=algo) for i, algo in enumerate(ALGORITHMS)]
     planned = limiter.plan(NAME, policies, 1)
-    call = planned.policy_set.call(planned)
+    call = planned.pack()
     decision = backend.execute(planned.policy_set.topology, call, timeout=backend.ADMIN_TIMEOUT)
     limiter.refund(decision)
     limiter.reset(NAME, policies)

@@ -280,11 +280,11 @@ def single_server():
 
 def cached_refusals() -> int:
     """Return how many refusals this process has cached."""
-    return len(refusal_cache.cached_refusals()._entries)
+    return len(refusal_cache.cached_refusals().entries)
 
 
 def unique_id() -> str:
-    return check_plan("alice", None, 1).unique
+    return check_plan("alice", None, 1).pack().unique
 
 
 def pack_words(words) -> bytes:

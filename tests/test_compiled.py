@@ -39,7 +39,7 @@ def test_the_command_is_what_packing_it_word_by_word_gives(number, options):
         identities, cost = policy_set.identify(name), rng.choice([0, 1, 1, 1, 7, 10**6])
         assert identities == (name,) * number
         unique, operation = unique_id(), "check" if cost else "peek"
-        call = policy_set.call(Check(policy_set, identities, unique, cost, cost > 0))
+        call = Check(policy_set, identities, cost, cost > 0, unique).pack()
         assert call.packed == pack_words(words(policy_set, identities, unique, cost, operation))
 
 
@@ -47,7 +47,7 @@ def test_identities_that_differ_have_an_override_key_each():
     policy_set = compile_policies((Policy("u", "5/m", key="user"), Policy("i", "5/m", key="ip")))
     identities = policy_set.identify({"user": "alice", "ip": "203.0.113.9"})
     assert identities == ("alice", "ip=203.0.113.9")
-    call = policy_set.call(Check(policy_set, identities, "unique", 1, True))
+    call = Check(policy_set, identities, 1, True, "unique").pack()
     assert call.packed == pack_words(words(policy_set, identities, "unique", 1, "check"))
 
 
@@ -63,7 +63,7 @@ def test_an_identity_that_is_not_ascii_is_not_packed(number):
     """A length in characters would be short of one in bytes, and the rest of the key be read as a command."""
     policy_set = compile_policies(policies(number))
     with pytest.raises(UnicodeEncodeError):
-        policy_set.call(Check(policy_set, (*["alice"] * (number - 1), "jos\u00e9"), "unique", 1, True))
+        Check(policy_set, (*["alice"] * (number - 1), "jos\u00e9"), 1, True).pack()
 
 
 @pytest.mark.parametrize("run", [in_threads, in_processes])
@@ -89,4 +89,4 @@ def test_policies_made_for_each_call_fill_no_memory(configure):
 
     for n in range(compiled.MAX_COMPILED + 10):
         compile_policies(Policy(f"p{n}", "5/m"))
-    assert len(compiled.conf.config().derived[compiled.CompiledPolicySet]) <= compiled.MAX_COMPILED
+    assert len(compiled.conf.config().compiled) <= compiled.MAX_COMPILED

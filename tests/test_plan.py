@@ -184,7 +184,7 @@ def test_the_prediction_is_within_a_tenth_of_real_identities(own, capsys, algo, 
         for number in range(identities):
             for after in sorted(chance.randrange(60_000) for _ in range(limit)):
                 clock.ms = start + after
-                calls.append(policies.call(check_plan(f"user-{number:09}", policies, 1)))
+                calls.append(check_plan(f"user-{number:09}", policies, 1).pack())
             if len(calls) >= 1000 or number == identities - 1:
                 assert not [
                     each for each in backend.execute_each(backend.topology(), calls) if isinstance(each, Exception)

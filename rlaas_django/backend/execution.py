@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from redis.exceptions import AskError, ClusterCrossSlotError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import AskError, ClusterCrossSlotError, MovedError, NoScriptError, RedisError, ResponseError
 
 from .client import topology
 from .commands import Call, Message, Word, pack
@@ -27,13 +27,13 @@ def execute(where: Topology, call: Call, *, timeout: float | None = None) -> Any
     if server is None:
         where.wait_until_known()
         server = where.server_for(call.key)
-    if server is None or server.breaker.error is not None:  # here, too: for most calls `_require` is a call less
+    if server is None or server.breaker.error is not None:  # tested here, too, to save most calls a function
         server = _require(where, server)
     sent, attempts = call, None
     while True:
         try:
             reply = server.send(sent, timeout=timeout)
-            return reply if sent is call else reply[-1]
+            return reply if sent is call else reply[-1]  # after those of SCRIPT LOAD or ASKING
         except ResponseError as error:
             attempts = attempts or _Attempts(where, call)
             server, sent, pause = attempts.after(error, server, sent)
@@ -54,7 +54,7 @@ async def aexecute(where: Topology, call: Call) -> Any:
     while True:
         try:
             reply = await server.asend(sent)
-            return reply if sent is call else reply[-1]
+            return reply if sent is call else reply[-1]  # after those of SCRIPT LOAD or ASKING
         except ResponseError as error:
             attempts = attempts or _Attempts(where, call)
             server, sent, pause = attempts.after(error, server, sent)
@@ -116,7 +116,7 @@ def _pipeline(where: Topology, server: Server | None, calls: Sequence[Call]) -> 
             _put(results, unknown, again[-len(unknown) :])
     except (UnavailableError, RedisError) as error:
         return [_unavailable(where, error)] * len(calls)
-    for i in _redirected(where, server, calls, results):
+    for i in _settle_errors(where, server, calls, results):
         try:
             results[i] = execute(where, calls[i])
         except UnavailableError as error:
@@ -134,7 +134,7 @@ async def _apipeline(where: Topology, server: Server | None, calls: Sequence[Cal
             _put(results, unknown, again[-len(unknown) :])
     except (UnavailableError, RedisError) as error:
         return [_unavailable(where, error)] * len(calls)
-    for i in _redirected(where, server, calls, results):
+    for i in _settle_errors(where, server, calls, results):
         try:
             results[i] = await aexecute(where, calls[i])
         except UnavailableError as error:
@@ -147,7 +147,7 @@ def _without_script(results: Sequence[Any]) -> list[int]:
 
 
 def _with_scripts(calls: Sequence[Call]) -> Message:
-    """Return calls as a message that loads their scripts first; not by EVAL: servers evict what it brings."""
+    """Return calls as a message that loads their scripts first; not by EVAL, whose scripts servers may evict."""
     texts = dict.fromkeys(call.script.text for call in calls if call.script is not None)
     return Message((*[Call(None, calls[0].key, pack(("SCRIPT", "LOAD", text))) for text in texts], *calls))
 
@@ -157,17 +157,20 @@ def _put(results: list[Any], indexes: Sequence[int], found: Iterable[Any]) -> No
         results[i] = each
 
 
-def _redirected(where: Topology, server: Server, calls: Sequence[Call], results: list[Any]) -> list[int]:
-    """Return which calls were redirected, and put an UnavailableError in the place of any other error."""
-    redirected = []
+def _settle_errors(where: Topology, server: Server, calls: Sequence[Call], results: list[Any]) -> list[int]:
+    """Return which calls to send again, after MOVED for example; replace each other error by an UnavailableError."""
+    to_send_again = []
     for i, error in enumerate(results):
-        if isinstance(error, ResponseError):
-            if where.clustered and next_attempt(error, loaded=True, is_refund=calls[i].is_refund) is not None:
-                redirected.append(i)
-            else:
-                server.breaker.log_error(error)
-                results[i] = _unavailable(where, error)
-    return redirected
+        if not isinstance(error, ResponseError):
+            continue
+        if where.clustered and next_attempt(error, loaded=True, is_refund=calls[i].is_refund) is not None:
+            to_send_again.append(i)
+            if isinstance(where, ClusterTopology) and isinstance(error, MovedError):
+                where.redirect(error, server)
+        else:
+            server.breaker.log_error(error)
+            results[i] = _unavailable(where, error)
+    return to_send_again
 
 
 class _Attempts:
@@ -180,28 +183,30 @@ class _Attempts:
     def after(self, error: ResponseError, server: Server, sent: Call) -> tuple[Server, Call, float]:
         """Return where to send what, and after which pause; UnavailableError when that would not help."""
         where, call = self.where, self.call
-        attempt = next_attempt(error, loaded=self.loaded, is_refund=call.is_refund)
-        failure: Exception = error
-        if isinstance(error, (AskError, ClusterCrossSlotError)) and not isinstance(where, ClusterTopology):
-            attempt, failure = (
-                None,
-                UnavailableError(
-                    f"{server.name} is a node of a cluster, and the cache's client is for a single server: set OPTIONS"
-                    "['CONNECTION_FACTORY'] of the cache to 'rlaas_django.cluster.ConnectionFactory'."
-                ),
-            )
-        if attempt is None or time.monotonic() > self.deadline:
-            server.breaker.log_error(failure)
-            raise _unavailable(where, failure) from error
+        in_time = time.monotonic() <= self.deadline
+        attempt = next_attempt(error, loaded=self.loaded, is_refund=call.is_refund) if in_time else None
         if attempt is NextAttempt.LOAD:
             self.loaded = True
             return server, _with_scripts(sent.parts or (call,)), 0.0
-        if isinstance(where, ClusterTopology) and isinstance(error, AskError) and attempt is not NextAttempt.LATER:
-            server = where.redirect(error, server)
-        else:
-            server = where.server_for(call.key) or server
-        asking = Message((Call(None, call.key, pack(("ASKING",))), call)) if attempt is NextAttempt.ASKING else call
-        return _require(where, server), asking, TRYAGAIN_PAUSE if attempt is NextAttempt.LATER else 0.0
+        if isinstance(where, ClusterTopology) and attempt is NextAttempt.LATER:
+            return _require(where, where.server_for(call.key) or server), call, TRYAGAIN_PAUSE
+        if isinstance(where, ClusterTopology) and attempt is not None and isinstance(error, AskError):  # or MOVED
+            asking = [Call(None, call.key, pack(("ASKING",)))] if attempt is NextAttempt.ASKING else []
+            target = _require(where, where.redirect(error, server))
+            return target, Message((*asking, call)) if asking else call, 0.0
+        failure = error if where.clustered else _not_a_cluster_client(error, server)
+        server.breaker.log_error(failure)
+        raise _unavailable(where, failure) from error
+
+
+def _not_a_cluster_client(error: ResponseError, server: Server) -> Exception:
+    """Return what to tell where a node of a cluster is used like a single server; otherwise the error itself."""
+    if not isinstance(error, (AskError, ClusterCrossSlotError)):  # MOVED is one, too: redis-py derives it from AskError
+        return error
+    return UnavailableError(
+        f"{server.name} is a node of a cluster, and the cache's client is for a single server: set OPTIONS"
+        "['CONNECTION_FACTORY'] of the cache to 'rlaas_django.cluster.ConnectionFactory'."
+    )
 
 
 def _require(where: Topology, server: Server | None) -> Server:

@@ -40,7 +40,7 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 # Everything printable in ASCII but the space and what has a meaning in our keys: : / = { } %
 _SAFE = "!\"#$&'()*+,;<>?@[\\]^`|~"
-is_plain = re.compile(r"[\w.@+-]{1,128}", re.ASCII).fullmatch  # whether text is its own encoding, as nearly all is
+is_plain = re.compile(r"[0-9A-Za-z_.@+-]{1,128}").fullmatch  # whether text is its own encoding, as nearly all is
 
 
 class EncodedIdentity(str):

@@ -121,7 +121,7 @@ def enter(
         if gate.prepared is not None:
             identity, policy_set, cost = gate.resolve(gate.prepared)
             if policy_set is not None:
-                gate.decision = limiter.decide(identity, policy_set, cost)
+                gate.decision = limiter.check(identity, policy_set, cost=cost, source=None)
                 if gate.state.record(gate.decision, cost, block=limits.block):
                     signals.send(signals.rate_limited, request=request, decision=gate.decision)
         decided = gate.state.decision
@@ -154,7 +154,7 @@ async def aenter(
         if gate.prepared is not None:
             identity, policy_set, cost = await _aresolve(gate, gate.prepared)
             if policy_set is not None:
-                gate.decision = await limiter.adecide(identity, policy_set, cost)
+                gate.decision = await limiter.acheck(identity, policy_set, cost=cost, source=None)
                 if gate.state.record(gate.decision, cost, block=limits.block):
                     await signals.asend(signals.rate_limited, request=request, decision=gate.decision)
         decided = gate.state.decision

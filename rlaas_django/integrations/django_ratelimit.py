@@ -109,7 +109,7 @@ def get_usage(
     identity, policy_set = _identity(request, name, key), _policy_set(counted)
     if not increment:
         return _usage(limiter.peek(identity, policy_set), limit)
-    decision = limiter.decide(identity, policy_set, 1)
+    decision = limiter.check(identity, policy_set, source=None)
     if decision.degraded:
         is_open = getattr(settings, "RATELIMIT_FAIL_OPEN", False)
         return None if is_open else {"count": 0, "limit": 0, "should_limit": True, "time_left": -1}

@@ -20,19 +20,17 @@ from ..core.policy import ALGORITHMS, DEFAULT, Policies, Policy
 from . import fallback, networks
 from .compiled import Check, CompiledPolicySet, compile_policies, plan, refund_call
 from .refunds import arefund, arefund_all, refund, refund_abandoned, refund_all, refund_later
-from .refusal_cache import RefusalCache, cached_refusals
+from .refusal_cache import cached_refusals
 from .slots import SlotCheck
 
 __all__ = [
     "acheck",
     "acheck_each",
-    "adecide",
     "apeek",
     "arefund",
     "areset",
     "check",
     "check_each",
-    "decide",
     "peek",
     "peek_each",
     "plan",
@@ -45,72 +43,69 @@ __all__ = [
 
 
 def check(
-    identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1, source: str = CODE
+    identity: Identity,
+    policy: Policies | CompiledPolicySet = None,
+    *,
+    cost: int = 1,
+    source: str | None = CODE,
 ) -> Decision:
     """Decide, and charge when allowed. All policies are charged or none, in one round trip.
 
-    `source` is the name under which the admin lists the refusals of this caller.
+    `source` is the name under which the admin lists the refusals of this caller; None: the caller reports the decision
+    to the observers itself, as views do.
 
     >>> check("alice").allowed
     >>> check("alice", "search", cost=3, source="nightly import")
     >>> check({"user": "42", "ip": "203.0.113.9"}, ["burst", Policy("site", "1000/m", key="ip")])
     """
-    decision = decide(identity, policy, cost)
-    if observers.observers and conf.config().enabled:
+    planned, started = plan(identity, policy, cost), monotonic()
+    policy_set = planned.policy_set
+    decision: Decision | None = policy_set.refusals.find(planned) if policy_set.refusals.entries else None
+    if decision is None and policy_set.in_one_call:
+        try:
+            decision = backend.execute(policy_set.topology, planned.pack())
+        except UnavailableError as error:
+            decision = fallback.decide_all(planned)
+            signals.send(signals.backend_failed, error=error, decision=decision)
+        else:
+            if observers.measures_latency:
+                decision.latency = monotonic() - started
+            if not decision.allowed:
+                policy_set.refusals.store(planned, decision, started)
+    elif decision is None:
+        decision = _decide_in_parts(planned)
+    if observers.observers and source is not None and policy_set.enabled:
         observers.observe(decision, source)
     return decision
 
 
 async def acheck(
-    identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1, source: str = CODE
+    identity: Identity,
+    policy: Policies | CompiledPolicySet = None,
+    *,
+    cost: int = 1,
+    source: str | None = CODE,
 ) -> Decision:
-    """As `check`, natively async."""
-    decision = await adecide(identity, policy, cost)
-    if observers.observers and conf.config().enabled:
-        observers.observe(decision, source)
-    return decision
-
-
-def decide(identity: Identity, policy: Policies | CompiledPolicySet, cost: int) -> Decision:
-    """As `check`, for callers that pass what was decided to the observers themselves."""
-    planned = plan(identity, policy, cost)
-    policy_set, refusals, started = planned.policy_set, conf.config().derived.get(RefusalCache), monotonic()
-    if refusals is not None and (cached := refusals.find(planned)) is not None:
-        return cached  # type: ignore[no-any-return]
-    if not policy_set.in_one_call:
-        return _decide_by_slot(planned)
-    try:
-        decision: Decision = backend.execute(policy_set.topology, policy_set.call(planned))
-    except UnavailableError as error:
-        decision = fallback.decide_all(planned)
-        signals.send(signals.backend_failed, error=error, decision=decision)
-        return decision
-    if observers.measures_latency:
-        decision.latency = monotonic() - started
-    if not decision.allowed:
-        cached_refusals().store(planned, decision, started)
-    return decision
-
-
-async def adecide(identity: Identity, policy: Policies | CompiledPolicySet, cost: int) -> Decision:
-    """As `decide`, natively async. If the caller is cancelled, what was charged is refunded."""
-    planned = plan(identity, policy, cost)
-    policy_set, refusals, started = planned.policy_set, conf.config().derived.get(RefusalCache), monotonic()
-    if refusals is not None and (cached := refusals.find(planned)) is not None:
-        return cached  # type: ignore[no-any-return]
+    """As `check`, natively async. If the caller is cancelled, what was charged is refunded."""
+    planned, started = plan(identity, policy, cost), monotonic()
+    policy_set = planned.policy_set
+    decision: Decision | None = policy_set.refusals.find(planned) if policy_set.refusals.entries else None
     planned.on_abandoned = refund_abandoned
-    if not policy_set.in_one_call:
-        return await _adecide_by_slot(planned)
-    try:
-        decision: Decision = await backend.aexecute(policy_set.topology, policy_set.call(planned))
-    except UnavailableError as error:
-        decision = fallback.decide_all(planned)
-        await _asend_failed(error, decision)
-        return decision
-    if observers.measures_latency:
-        decision.latency = monotonic() - started
-    if not decision.allowed:
-        cached_refusals().store(planned, decision, started)
+    if decision is None and policy_set.in_one_call:
+        try:
+            decision = await backend.aexecute(policy_set.topology, planned.pack())
+        except UnavailableError as error:
+            decision = fallback.decide_all(planned)
+            await _asend_failed(error, decision)
+        else:
+            if observers.measures_latency:
+                decision.latency = monotonic() - started
+            if not decision.allowed:
+                policy_set.refusals.store(planned, decision, started)
+    elif decision is None:
+        decision = await _adecide_in_parts(planned)
+    if observers.observers and source is not None and policy_set.enabled:
+        observers.observe(decision, source)
     return decision
 
 
@@ -121,12 +116,12 @@ def check_each(checks: Sequence[Check]) -> list[Decision]:
     """
     started, decisions = monotonic(), [_decided_without_redis(check) for check in checks]
     pending = [i for i, check in enumerate(checks) if decisions[i] is None and check.in_one_slot]
-    calls = [checks[i].policy_set.call(checks[i]) for i in pending]
+    calls = [checks[i].pack() for i in pending]
     for i, result in zip(pending, backend.execute_each(backend.topology(), calls), strict=True):
         decisions[i] = _settle(checks[i], result, started)
         if isinstance(result, UnavailableError):
             signals.send(signals.backend_failed, error=result, decision=decisions[i])
-    return [decision or _decide_by_slot(check) for check, decision in zip(checks, decisions, strict=True)]
+    return [decision or _decide_in_parts(check) for check, decision in zip(checks, decisions, strict=True)]
 
 
 async def acheck_each(checks: Sequence[Check]) -> list[Decision]:
@@ -135,22 +130,22 @@ async def acheck_each(checks: Sequence[Check]) -> list[Decision]:
     pending = [i for i, check in enumerate(checks) if decisions[i] is None and check.in_one_slot]
     for check in checks:
         check.on_abandoned = refund_abandoned if check.charge else None
-    calls = [checks[i].policy_set.call(checks[i]) for i in pending]
+    calls = [checks[i].pack() for i in pending]
     for i, result in zip(pending, await backend.aexecute_each(backend.topology(), calls), strict=True):
         decisions[i] = _settle(checks[i], result, started)
         if isinstance(result, UnavailableError):
             await signals.asend(signals.backend_failed, error=result, decision=decisions[i])
-    return [decision or await _adecide_by_slot(check) for check, decision in zip(checks, decisions, strict=True)]
+    return [decision or await _adecide_in_parts(check) for check, decision in zip(checks, decisions, strict=True)]
 
 
 def peek(identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1) -> Decision:
     """Return what `check` would decide now. Nothing is charged, so `remaining` is what is left before the request."""
-    return _decide_by_slot(plan(identity, policy, cost, charge=False))
+    return _decide_in_parts(plan(identity, policy, cost, charge=False))
 
 
 async def apeek(identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1) -> Decision:
     """As `peek`, natively async."""
-    return await _adecide_by_slot(plan(identity, policy, cost, charge=False))
+    return await _adecide_in_parts(plan(identity, policy, cost, charge=False))
 
 
 def reset(identity: Identity, policy: Policies = None) -> int:
@@ -189,9 +184,9 @@ def peek_each(pairs: Sequence[tuple[Policy, str]]) -> tuple[Outcome, ...]:
         outcome_at: dict[int, Outcome] = {}
         for group in topology.group_by_slot(whole.keys(identities)):
             part = CompiledPolicySet(tuple([policies[i] for i in group]), conf.config(), topology)
-            check = Check(part, tuple([identities[i] for i in group]), "", 1, charge=False)
+            check = Check(part, tuple([identities[i] for i in group]), 1, charge=False)
             check.network_overrides = networks.words_of_each(part.policies, check.identities)
-            decision = backend.execute(topology, part.call(check), timeout=backend.ADMIN_TIMEOUT)
+            decision = backend.execute(topology, check.pack(), timeout=backend.ADMIN_TIMEOUT)
             outcome_at.update(zip(group, decision.outcomes, strict=True))
         found += (outcome_at[i] for i in range(len(policies)))
     return tuple(found)
@@ -201,7 +196,7 @@ def refund_units(identity: Identity, policy: Policy, units: int) -> int:
     """Refund some units of an identity's usage, the newest first; return how many there were."""
     peeked = plan(identity, policy, 1, charge=False)
     policy_set, topology = peeked.policy_set, peeked.policy_set.topology
-    _, reply = backend.execute(topology, policy_set.call(peeked), timeout=ADMIN_TIMEOUT).source
+    _, reply = backend.execute(topology, peeked.pack(), timeout=ADMIN_TIMEOUT).receipt
     (arguments,) = peeked.decided_arguments(reply)
     call = refund_call(policy_set.keys(peeked.identities), ("", units, *arguments, 0))
     refunded = int(sum(backend.execute(topology, call)))
@@ -213,7 +208,7 @@ def _decided_without_redis(check: Check) -> Decision | None:
     """Return the decision of a check that Redis is not needed for: a cached refusal, or rate limiting turned off."""
     if not check.policy_set.enabled:
         return fallback.decide_all(check)
-    return cached_refusals().find(check) if check.charge else None
+    return check.policy_set.refusals.find(check) if check.charge else None
 
 
 def _settle(check: Check, result: Decision | UnavailableError, started: float) -> Decision:
@@ -221,19 +216,19 @@ def _settle(check: Check, result: Decision | UnavailableError, started: float) -
     if isinstance(result, UnavailableError):
         return fallback.decide_all(check)
     if not result.allowed and check.charge:
-        cached_refusals().store(check, result, started)
+        check.policy_set.refusals.store(check, result, started)
     return result
 
 
-def _decide_by_slot(planned: Check) -> Decision:
-    """Decide what is not the usual: a peek, a cluster, or rate limiting that is turned off."""
+def _decide_in_parts(planned: Check) -> Decision:
+    """Decide slot by slot, as a cluster needs it; also a peek, and rate limiting that is turned off."""
     if not planned.policy_set.enabled:
         return fallback.decide_all(planned)
     progress, topology = SlotCheck(planned), planned.policy_set.topology
     for group in progress.groups:
         try:
             if (part := progress.part(group)) is not None:
-                progress.add(backend.execute(topology, part.policy_set.call(part)))
+                progress.add(backend.execute(topology, part.pack()))
         except UnavailableError as error:
             progress.fail(group, error)
     if receipts := progress.to_refund():
@@ -241,14 +236,14 @@ def _decide_by_slot(planned: Check) -> Decision:
         refund_all(receipts)
         for part in parts:
             with suppress(UnavailableError):
-                progress.add(backend.execute(topology, part.policy_set.call(part)))
+                progress.add(backend.execute(topology, part.pack()))
     decision = progress.decision()
     if progress.error is not None:
         signals.send(signals.backend_failed, error=progress.error, decision=decision)
     return decision
 
 
-async def _adecide_by_slot(planned: Check) -> Decision:
+async def _adecide_in_parts(planned: Check) -> Decision:
     if not planned.policy_set.enabled:
         return fallback.decide_all(planned)
     progress, topology = SlotCheck(planned), planned.policy_set.topology
@@ -256,7 +251,7 @@ async def _adecide_by_slot(planned: Check) -> Decision:
         for group in progress.groups:
             try:
                 if (part := progress.part(group)) is not None:
-                    progress.add(await backend.aexecute(topology, part.policy_set.call(part)))
+                    progress.add(await backend.aexecute(topology, part.pack()))
             except UnavailableError as error:
                 progress.fail(group, error)
     except asyncio.CancelledError:
@@ -267,7 +262,7 @@ async def _adecide_by_slot(planned: Check) -> Decision:
         await arefund_all(receipts)
         for part in parts:
             with suppress(UnavailableError):
-                progress.add(await backend.aexecute(topology, part.policy_set.call(part)))
+                progress.add(await backend.aexecute(topology, part.pack()))
     decision = progress.decision()
     if progress.error is not None:
         await _asend_failed(progress.error, decision)

@@ -29,6 +29,7 @@ from ..core.policy import (
     shown,
 )
 from . import networks
+from .refusal_cache import cached_refusals
 
 MAX_COMPILED = 1024  # sets per process
 
@@ -36,10 +37,12 @@ MAX_COMPILED = 1024  # sets per process
 # allowed, current_count, remaining, retry_after, reset_after, limit, charged_at (times in ms). Then, where an override
 # changes the limit of a policy with a burst, the limit of each policy.
 REPLY_SIZE = 7
-ALLOWED, RETRY_AFTER = 1, 4  # of the first policy, by index
+ALLOWED, REMAINING, RETRY_AFTER, LIMIT, CHARGED_AT = 1, 3, 4, 6, 7  # of the first policy, by index
 # What a refund takes for each policy, after the check's unique id and cost: the policy's ScriptArguments, charged_at
 CHARGE_SIZE = 6
 UNIQUE_LENGTH = 20  # of the id that tells a check from all others: two of one millisecond are two entries
+# The command of a check of one unit and one identity: what is around the identity, and what follows the unique id.
+Template = tuple[list[str], str]
 NEVER_FITS = 2 * MAX_PRODUCT  # beyond every limit; a larger cost may be too long to send
 
 
@@ -62,20 +65,24 @@ class CompiledPolicySet:
         # clock is not the server's.
         self.arguments = tuple(each._replace(ttl=max(each.ttl, least_ttl)) for each in arguments)
         self.script = for_algorithms({each.algo for each in self.arguments})
+        size = REPLY_SIZE * len(policies) + 1
+        self.reply_lengths = size, size + len(policies)
+        self.has_shadow = any(policy.shadow for policy in policies)
         self.names = frozenset(policy.name for policy in policies)
         # Whole seconds; 0 for the fixed window, whose ttl depends on the time of the decision.
         self.ttls = tuple(0 if each.algo == FIXED_WINDOW else each.window // 1000 for each in self.arguments)
         self.in_one_call = config.enabled and not topology.clustered
         # A shadow policy's outcome may change while another one refuses, so such a refusal is not cached.
-        self.cacheable = config.local_refusals and self.in_one_call and not any(policy.shadow for policy in policies)
+        self.cacheable = config.local_refusals and self.in_one_call and not self.has_shadow
+        self.refusals = cached_refusals()
         self.all_by_user = all(key_kind(policy.key) in ("user", "user_or_ip") for policy in policies)
         self._override = override_key(hash_tag=topology.clustered)
         pairs, clustered = [*zip(policies, self.arguments, strict=True)], topology.clustered
         self._counters = [counter_key(p.name, a.algo, a.window // 1000, hash_tag=clustered) for p, a in pairs]
-        # As shadow policies, which the script charges if they pass, independent ones do not keep others from a charge.
+        # Independent policies are sent as shadow ones: each is charged if it passes, and none blocks the others.
         words = [(*each, int(policy.shadow or independent), policy.name) for policy, each in pairs]
         self._words = [word for each in words for word in each]
-        self._templates: dict[int, tuple[list[str], str]] = {}  # by the length of the identity
+        self.templates: dict[int, Template] = {}  # by the length of the identity
 
     def identify(self, identity: Identity) -> tuple[str, ...]:
         """Return the encoded identity that each policy counts."""
@@ -98,31 +105,10 @@ class CompiledPolicySet:
         """Return the counters' keys."""
         return [counter.key(identity) for counter, identity in zip(self._counters, identities, strict=True)]
 
-    def call(self, check: Check) -> Call:
-        """Return the check packed, as the call that decides all policies."""
-        identities, unique, cost, charge = check.identities, check.unique, check.cost, check.charge
-        identity = identities[0]
-        if (
-            cost == 1
-            and charge
-            and clock.frozen is None
-            and identities.count(identity) == len(identities)
-            and not check.network_overrides
-        ):
-            # Nearly every call. To fill a template takes a fifth of the time of packing (benchmarks/profile.py).
-            before, after = self._templates.get(len(identity)) or self._make_template(len(identity))
-            check.packed = f"{identity.join(before)}{unique}{after}".encode("ascii")
-        else:
-            operation = "check" if charge else "peek"
-            check.packed = self._pack(identities, unique, cost, operation, check.network_overrides)
-        if self.topology.clustered:
-            check.key = self._counters[0].key(identity)
-        return check
-
-    def _pack(
+    def command(
         self, identities: Sequence[str], unique: str, cost: int, operation: str, network_overrides: Sequence[str] = ()
     ) -> bytes:
-        """Return the command; identities are ASCII, or this raises."""
+        """Return the command as it is sent; identities are ASCII, or this raises."""
         same = identities.count(identities[0]) == len(identities)
         overrides = [self._override.key(identity) for identity in (identities[:1] if same else identities)]
         keys = [key.encode("ascii") for key in (*self.keys(identities), *overrides)]
@@ -130,33 +116,49 @@ class CompiledPolicySet:
         last = ("".join([f"{each}," for each in network_overrides]),) if network_overrides else ()
         return pack(("EVALSHA", self.script.sha, len(keys), *keys, *arguments, *last))
 
-    def _make_template(self, length: int) -> tuple[list[str], str]:
-        """Return what is around an identity of this length, and what follows the unique id."""
+    def make_template(self, length: int) -> Template:
+        """Return the template for identities of this length."""
         identity, unique = "\0" * length, "\1" * UNIQUE_LENGTH
-        packed = self._pack((identity,) * len(self.policies), unique, 1, "check").decode()
+        packed = self.command((identity,) * len(self.policies), unique, 1, "check").decode()
         before, after = packed.split(unique)
-        self._templates[length] = template = before.split(identity), after
+        self.templates[length] = template = before.split(identity), after
         return template
 
 
 class Check(Call):
     """A check: who is charged what, by which policies. It is a call once it is packed (`CompiledPolicySet.call`)."""
 
-    __slots__ = ("charge", "cost", "identities", "network_overrides", "policy_set", "unique")
+    network_overrides: tuple[str, ...] = ()  # per policy, those of the networks that the client is in
 
     def __init__(
-        self, policy_set: CompiledPolicySet, identities: tuple[str, ...], unique: str, cost: int, charge: bool
+        self, policy_set: CompiledPolicySet, identities: tuple[str, ...], cost: int, charge: bool, unique: str = ""
     ) -> None:
-        self.policy_set, self.identities, self.unique, self.cost, self.charge = (
-            policy_set,
-            identities,
-            unique,
-            cost,
-            charge,
-        )
-        self.script, self.key, self.is_refund = policy_set.script, "", False
-        self.parts = self.on_abandoned = None
-        self.network_overrides: tuple[str, ...] = ()  # per policy, those of the networks that the client is in
+        self.policy_set, self.identities, self.cost, self.charge = policy_set, identities, cost, charge
+        self.unique = unique  # the id that tells it from all others; '': drawn when it is packed
+        self.script = policy_set.script
+
+    def pack(self) -> Check:
+        """Set the command that decides all policies; return the check, which is a call then."""
+        policy_set, identities = self.policy_set, self.identities
+        identity = identities[0]
+        # Not a counter, which threads and forks would have to share.
+        self.unique = unique = self.unique or os.urandom(UNIQUE_LENGTH // 2).hex()
+        if (
+            self.cost == 1
+            and self.charge
+            and clock.frozen is None
+            and not self.network_overrides
+            and (len(identities) == 1 or identities.count(identity) == len(identities))
+        ):
+            # Nearly every check. To fill a template takes a fifth of the time of packing (benchmarks/profile.py).
+            before, after = policy_set.templates.get(len(identity)) or policy_set.make_template(len(identity))
+            self.packed = f"{identity.join(before)}{unique}{after}".encode("ascii")
+        else:
+            operation = "check" if self.charge else "peek"
+            self.packed = policy_set.command(identities, unique, self.cost, operation, self.network_overrides)
+        if policy_set.topology.clustered:
+            self.key = policy_set.keys(identities)[0]
+        return self
 
     @property
     def in_one_slot(self) -> bool:
@@ -168,7 +170,7 @@ class Check(Call):
         """Return the check of some of the policies: those whose counters are in one slot of a cluster."""
         policies = tuple([self.policy_set.policies[i] for i in indexes])
         identities = tuple([self.identities[i] for i in indexes])
-        part = Check(compile_policies(policies), identities, self.unique, self.cost, charge)
+        part = Check(compile_policies(policies), identities, self.cost, charge)
         part.on_abandoned = self.on_abandoned
         if self.network_overrides:
             part.network_overrides = tuple([self.network_overrides[i] for i in indexes])
@@ -176,16 +178,16 @@ class Check(Call):
 
     def read(self, reply: Any) -> Decision:
         """Return the decision that a script's reply means."""
-        policy_set, source, decision = self.policy_set, (self, reply), ReadDecision.__new__(ReadDecision)
+        decision: LazyDecision = LazyDecision()
+        policy_set, receipt = self.policy_set, (self, reply)
+        if type(reply) is not list or len(reply) not in policy_set.reply_lengths:
+            raise UnexpectedReplyError(reply)
         try:
-            policies = len(self.identities)
-            if type(reply) is not list or len(reply) - REPLY_SIZE * policies not in (1, policies + 1):
-                raise UnexpectedReplyError(reply)
             sum(reply)
         except TypeError:  # not all are numbers
             raise UnexpectedReplyError(reply) from None
-        row, allowed = 0, reply[1] == 1 or policy_set.policies[0].shadow
-        if policies > 1:
+        row, allowed = 0, reply[ALLOWED] == 1 or policy_set.policies[0].shadow
+        if len(self.identities) > 1:
             row, allowed = self._strictest(reply)
         at = REPLY_SIZE * row + 1
         _, count, remaining, wait, reset_after, limit, _ = reply[at : at + REPLY_SIZE]
@@ -194,12 +196,16 @@ class Check(Call):
         decision.retry_after = 0.0 if allowed else wait / 1000 if wait >= 0 else math.inf
         decision.reset_after = reset_after / 1000
         decision.ttl = policy_set.ttls[row] or _left_of_window(decision.policy, reply[0])
-        decision.degraded, decision.latency, decision.made, decision.source = False, None, None, source
-        decision.receipts = [source] if allowed and self.charge else []
+        decision.degraded, decision.latency, decision.made_outcomes, decision.receipt = False, None, None, receipt
+        decision.receipts = [receipt] if allowed and self.charge else []
         return decision
 
     def _strictest(self, reply: list[Any]) -> tuple[int, bool]:
         """Return the row of the strictest policy, as `core.decision.strictest` chooses it, and whether all pass."""
+        end = REPLY_SIZE * len(self.identities) + 1
+        if not self.policy_set.has_shadow and 0 not in reply[ALLOWED:end:REPLY_SIZE]:
+            remaining = reply[REMAINING:end:REPLY_SIZE]
+            return remaining.index(min(remaining)), True
         strictest, row, allowed = (False, False, -math.inf), 0, True
         for i, policy in enumerate(self.policy_set.policies):
             passed, _, remaining, wait = reply[REPLY_SIZE * i + 1 : REPLY_SIZE * i + 5]
@@ -220,16 +226,11 @@ class Check(Call):
             at += REPLY_SIZE
         return tuple(outcomes)
 
-    def refund_call(self, reply: list[Any]) -> Call | None:
-        """Return the call that refunds what was charged; None when nothing was."""
-        keys, words = self.charges(reply)
-        return refund_call(keys, words) if keys else None
-
     def charges(self, reply: list[Any]) -> tuple[list[str], list[Any]]:
         """Return what was charged: the keys of the counters, and the arguments of their refund."""
         keys, words = [], [self.unique, self.cost]
-        stamps = reply[7 : REPLY_SIZE * len(self.identities) + 1 : REPLY_SIZE]
-        every = zip(self.policy_set.keys(self.identities), self.decided_arguments(reply), stamps, strict=True)
+        charged = reply[CHARGED_AT : REPLY_SIZE * len(self.identities) + 1 : REPLY_SIZE]
+        every = zip(self.policy_set.keys(self.identities), self.decided_arguments(reply), charged, strict=True)
         for key, arguments, charged_at in every:
             if charged_at >= 0:
                 keys.append(key)
@@ -239,7 +240,7 @@ class Check(Call):
     def decided_arguments(self, reply: list[Any]) -> list[ScriptArguments]:
         """Return the arguments of each policy with the limit that it was decided with, which an override may change."""
         end = REPLY_SIZE * len(self.identities) + 1
-        capacities, limits = reply[6:end:REPLY_SIZE], reply[end:]
+        capacities, limits = reply[LIMIT:end:REPLY_SIZE], reply[end:]
         return [
             arguments._replace(limit=limits[i] if limits else capacities[i], capacity=capacities[i])
             if limits or capacities[i] != arguments.capacity
@@ -248,24 +249,29 @@ class Check(Call):
         ]
 
 
-class ReadDecision(Decision):
+class LazyDecision(Decision):
     """The decision of a script's reply, whose outcomes are made when they are read: a check in code may never do it."""
 
-    __slots__ = ("made", "source")
-    made: tuple[Outcome, ...] | None
-    source: tuple[Check, list[Any]]
+    __slots__ = ("made_outcomes", "receipt")
+    __init__ = object.__init__  # `Check.read` sets the attributes
+    made_outcomes: tuple[Outcome, ...] | None
+    receipt: tuple[Check, list[Any]]
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:  # type: ignore[override]
-        if self.made is None:
-            check, reply = self.source
-            self.made = check.outcomes(reply)
-        return self.made
+        if self.made_outcomes is None:
+            check, reply = self.receipt
+            self.made_outcomes = check.outcomes(reply)
+        return self.made_outcomes
 
 
 def refund_call(keys: Sequence[str], words: Sequence[Any]) -> Call:
-    """Return the call that refunds charges."""
-    algorithms = words[2 : len(words) - (len(words) - 2) % CHARGE_SIZE : CHARGE_SIZE]  # without the marker's ttl
+    """Return the call that refunds charges: `words` are the unique id, the cost, and per policy CHARGE_SIZE words.
+
+    The last key may be that of a marker, and the last word its ttl.
+    """
+    policies = (len(words) - 2) // CHARGE_SIZE
+    algorithms = words[2 : 2 + CHARGE_SIZE * policies : CHARGE_SIZE]
     return script_call(for_algorithms(algorithms), keys, (clock.script_time(), "refund", *words), is_refund=True)
 
 
@@ -282,8 +288,7 @@ def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, *,
     if cost != 1:
         policy_set.check_cost(cost)
         cost, charge = min(cost, NEVER_FITS), charge and cost > 0
-    unique = os.urandom(UNIQUE_LENGTH // 2).hex()  # not a counter, which threads and forks would have to share
-    check = Check(policy_set, policy_set.identify(identity), unique, cost, charge)
+    check = Check(policy_set, policy_set.identify(identity), cost, charge)
     if networks.current is not None:
         check.network_overrides = networks.words(networks.current, identity, policy_set.policies, check.identities)
     return check
@@ -291,23 +296,27 @@ def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, *,
 
 def compile_policies(policy: Policies) -> CompiledPolicySet:
     """Return the compiled set of a policy, of its name, or of several; None is the default policy."""
-    config, key = conf.config(), policy
-    compiled = config.derived.get(CompiledPolicySet) or config.derived.setdefault(CompiledPolicySet, {})
+    config = conf.config()
+    key: Any = policy
+    # With the type: a policy equals its name, which may be defined otherwise in the settings.
     if isinstance(policy, Policy):
-        key = (policy,)  # not the policy: it equals its name, which may be defined otherwise in the settings
+        key = policy, Policy
     elif policy is not None and not isinstance(policy, str):
-        key = tuple([each if isinstance(each, Policy) else config.policy(each) for each in policy])
-    return compiled.get(key) or _compile(compiled, key, config)
+        policy = tuple(policy)
+        key = (*policy, *map(type, policy))
+    found: CompiledPolicySet | None = config.compiled.get(key)
+    return found or _compile(policy, key, config)
 
 
-def _compile(compiled: dict[Any, CompiledPolicySet], key: Any, config: Config) -> CompiledPolicySet:
+def _compile(policy: Policies, key: Any, config: Config) -> CompiledPolicySet:
     chosen: dict[str, Policy] = {}
-    for policy in key if isinstance(key, tuple) else (config.policy(key or DEFAULT),):
-        if chosen.setdefault(policy.name, policy) != policy:
-            raise PolicyError(f"Two different policies are named {policy.name!r}; a policy's name is its counter.")
+    for each in policy if isinstance(policy, tuple) else (policy or DEFAULT,):
+        found = each if isinstance(each, Policy) else config.policy(each)
+        if chosen.setdefault(found.name, found) != found:
+            raise PolicyError(f"Two different policies are named {found.name!r}; a policy's name is its counter.")
     if not chosen:
         raise ValueError("There is no policy to check; name one, or leave it out for the default.")
-    if len(compiled) >= MAX_COMPILED:
-        compiled.clear()
-    compiled[key] = found = CompiledPolicySet(tuple(chosen.values()), config, backend.topology())
-    return found
+    if len(config.compiled) >= MAX_COMPILED:
+        config.compiled.clear()
+    config.compiled[key] = policy_set = CompiledPolicySet(tuple(chosen.values()), config, backend.topology())
+    return policy_set

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from ..core.decision import Decision
 from ..core.keys import Identity, identify
 from ..core.policy import Policy
 from . import networks
-from .compiled import MAX_COMPILED, UNIQUE_LENGTH, Check, CompiledPolicySet, plan
+from .compiled import MAX_COMPILED, Check, CompiledPolicySet, plan
 
 
 class Plan(NamedTuple):
@@ -51,4 +50,4 @@ def _join(plans: Sequence[Plan]) -> Check | None:
             compiled.clear()
         compiled[policies] = CompiledPolicySet(policies, config, topology, independent=True)
     identities = tuple([identify(each.identity, each.policies[0], config.encoding) for each in plans])
-    return Check(compiled[policies], identities, os.urandom(UNIQUE_LENGTH // 2).hex(), 1, charge=True)
+    return Check(compiled[policies], identities, 1, charge=True)

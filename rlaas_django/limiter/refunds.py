@@ -9,7 +9,7 @@ from typing import Any
 from .. import backend
 from ..backend import UnavailableError
 from ..core.decision import Decision
-from .compiled import Check
+from .compiled import Check, refund_call
 from .fallback import LocalReceipt
 from .refusal_cache import cached_refusals
 
@@ -88,15 +88,15 @@ def _take(receipts: list[Any]) -> Iterator[Any]:
 
 
 def _refund(check: Check, reply: list[Any]) -> int:
-    call = check.refund_call(reply)
+    keys, words = check.charges(reply)
     # Not by the check's own topology: this may be a fork of its process, which must not use its connections.
-    refunded = 0 if call is None else sum(backend.execute(backend.topology(), call))
+    refunded = sum(backend.execute(backend.topology(), refund_call(keys, words))) if keys else 0
     cached_refusals().invalidate(check.policy_set.names)
     return int(refunded)
 
 
 async def _arefund(check: Check, reply: list[Any]) -> int:
-    call = check.refund_call(reply)
-    refunded = 0 if call is None else sum(await backend.aexecute(backend.topology(), call))
+    keys, words = check.charges(reply)
+    refunded = sum(await backend.aexecute(backend.topology(), refund_call(keys, words))) if keys else 0
     cached_refusals().invalidate(check.policy_set.names)
     return int(refunded)

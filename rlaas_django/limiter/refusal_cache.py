@@ -11,13 +11,15 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from time import monotonic
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .. import conf
 from ..core import clock, registry
 from ..core.decision import Decision, Outcome
 from ..core.policy import EVERY_POLICY, Policy
-from .compiled import Check
+
+if TYPE_CHECKING:
+    from .compiled import Check
 
 MAX_AGE = 1.0  # seconds, while Redis is available
 MAX_AGE_BESIDE_OTHERS = 0.1  # where a policy that passed may come to refuse for longer
@@ -26,8 +28,9 @@ MAX_ENTRIES = 10_000
 
 class _Entry(NamedTuple):
     decision: Decision
-    checked_at: float  # by this process' clock: the wait begins between this
-    decided_at: float  # and this
+    # By this process' clock: when Redis was called, and when it had replied. The wait begins between the two.
+    checked_at: float
+    decided_at: float
     max_age: float
 
 
@@ -35,12 +38,12 @@ class RefusalCache:
     """The latest refusals of one process."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[object, _Entry] = OrderedDict()  # the oldest first
+        self.entries: OrderedDict[object, _Entry] = OrderedDict()  # the oldest first
         self._changed = {EVERY_POLICY: 0.0}  # by policy: when units of it were refunded or reset last
 
     def find(self, check: Check, *, redis_unavailable: bool = False) -> Decision | None:
         """Return the refusal of an equal check, if it still holds; its wait is shorter by its age."""
-        entry = self._entries.get(_key(check)) if self._entries else None
+        entry = self.entries.get(_key(check))
         if entry is None or clock.frozen is not None:
             return None
         now = monotonic()
@@ -68,10 +71,10 @@ class RefusalCache:
         ):
             return
         key = _key(check)
-        self._entries.pop(key, None)
-        self._entries[key] = _Entry(decision, checked_at, monotonic(), _max_age(decision))
-        if len(self._entries) > MAX_ENTRIES:
-            self._entries.popitem(last=False)
+        self.entries.pop(key, None)
+        self.entries[key] = _Entry(decision, checked_at, monotonic(), _max_age(decision))
+        if len(self.entries) > MAX_ENTRIES:
+            self.entries.popitem(last=False)
 
     def invalidate(self, policies: Iterable[str] = (EVERY_POLICY,)) -> None:
         """Drop the refusals by these policies that were checked before now."""

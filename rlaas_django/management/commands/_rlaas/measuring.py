@@ -103,7 +103,7 @@ class Sample:
         with frozen_clock(0) as clock:
             for now, cost in self._steps:
                 clock.ms = now
-                calls += [policies.call(plan(identity, policies, cost)) for identity in identities]
+                calls += [plan(identity, policies, cost).pack() for identity in identities]
         return calls
 
     def _key(self, policies: CompiledPolicySet, identity: str) -> str:

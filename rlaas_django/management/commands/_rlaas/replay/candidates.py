@@ -54,7 +54,7 @@ class Run:
     def _make_template(self, length: int) -> tuple[list[str], str, str]:
         identity, unique, now = "\0" * len(identity_of(0)), "\1" * UNIQUE_LENGTH, "1" * length
         with frozen_clock(int(now)):
-            call = self.set.call(Check(self.set, (identity,), unique, 1, charge=True))
+            call = Check(self.set, (identity,), 1, charge=True, unique=unique).pack()
         before, after = call.packed.decode().split(unique)
         before, _, middle = before.rpartition(now)
         self._templates[length] = template = before.split(identity), middle, after

@@ -677,6 +677,16 @@ def test_moved_is_followed_once_and_then_known(lenient, limiter):
     assert (received["evalsha"], received["asking"], received["cluster|slots"]) == (1, 0, 0)
 
 
+def test_a_batch_follows_moved_without_asking_the_old_node_again(lenient):
+    old, checks = lenient.owner(SLOT), [check_plan("alice", ROOMY, 1) for _ in range(3)]
+    check_each(checks[:1])
+    with lenient.moving(SLOT, another_master(lenient)):
+        pass
+    old.client().config_resetstat()
+    assert [decision.current_count for decision in check_each(checks[1:])] == [1, 2]
+    assert old.client().info("commandstats")["cmdstat_evalsha"]["rejected_calls"] == 2  # the batch, as one message
+
+
 def test_a_slot_that_moved_to_a_node_that_hangs_costs_one_timeout(lenient, limiter):
     assert limiter.check("alice", ROOMY).current_count == 0
     target = another_master(lenient)

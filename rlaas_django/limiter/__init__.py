@@ -110,7 +110,7 @@ async def acheck(
 
 
 def check_each(checks: Sequence[Check]) -> list[Decision]:
-    """Decide independent checks, each as `decide` would by itself, in one round trip per server.
+    """Decide independent checks, each as `check` would by itself, in one round trip per server.
 
     >>> check_each([plan("alice", "search", 1), plan("bob", ["search", "site"], 3)])
     """

@@ -1,8 +1,8 @@
 """Connections to one server for threads.
 
 redis-py's own ConnectionPool takes half of the time of a call (1.19 against 0.78 of a PING, benchmarks/profile.py), and
-with all connections in use it raises, where a caller who is turned away would pass without a limit. So redis-py's
-connections are held here, in a list: `pop` and `append` are atomic.
+it raises at once when all connections are in use, so that the request would go unlimited. So redis-py's connections are
+held here, in a list: `pop` and `append` are atomic.
 """
 
 from __future__ import annotations

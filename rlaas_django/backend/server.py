@@ -24,9 +24,9 @@ from .pool import Pool
 Address = tuple[str, int]
 MAX_CONNECTIONS = 100  # per process and server
 
-# Not taken over from the cache: what would repeat a call, what changes the replies that we read, what belongs to
-# redis-py's own pools, and the time limits, which are RATE_LIMITER['TIMEOUT'].
-_OURS = {
+# Options of the cache that our connections do not take over: what would repeat a call, what changes the replies that we
+# read, what belongs to redis-py's own pools, and the time limits, which are RATE_LIMITER['TIMEOUT'].
+_IGNORED_OPTIONS = {
     *("retry", "retry_on_timeout", "retry_on_error", "health_check_interval"),
     *("decode_responses", "protocol", "cache", "cache_config"),
     *("connection_class", "connection_pool", "max_connections", "timeout", "url", "ssl"),
@@ -53,8 +53,8 @@ class ConnectionOptions(NamedTuple):
 
     @classmethod
     def of(cls, connection_class: type[Any], options: dict[str, Any], maximum: int) -> ConnectionOptions:
-        """Return the options of a cache's pool, without what is ours."""
-        names = [name for name in options if name not in _OURS and not name.startswith(("maint_", "oss_"))]
+        """Return the options of a cache's pool, without those that are ignored."""
+        names = [name for name in options if name not in _IGNORED_OPTIONS and not name.startswith(("maint_", "oss_"))]
         kept = {name: options[name] for name in names}
         return cls(connection_class, {**kept, "protocol": 2}, min(maximum, MAX_CONNECTIONS))
 
@@ -97,12 +97,15 @@ class Server:
         self._is_fake = options.connection_class.__module__.partition(".")[0] == "fakeredis"
 
     def send(self, call: Call, *, timeout: float | None = None, keep_errors: bool = False) -> Any:
-        """Return the result, or the list of results; the first error among them is raised, or kept in its place."""
-        pool, connection, is_new = self._pool, None, True
+        """Return the result, or the list of results; the first error among them is raised, or kept in its place.
+
+        A call with a timeout of its own is that of a page.
+        """
+        pool, connection, is_new, is_decision = self._pool, None, True, timeout is None
         try:
             connection, is_new = pool.acquire()
             connection.send_packed_command((call.packed,), check_health=False)
-            if timeout is not None and not connection.can_read(timeout):
+            if not is_decision and not connection.can_read(timeout):
                 raise redis.TimeoutError
             if call.parts is None:
                 result = call.read(connection.read_response())
@@ -110,7 +113,7 @@ class Server:
                 result = [_read(connection, part) for part in call.parts]
         except redis.ResponseError as error:  # after one, the connection is as good as after any reply
             pool.release(connection)
-            self._record_error(error, admin=timeout is not None)
+            self._record_error(error, is_decision=is_decision)
             raise
         except BaseException as error:  # noqa: BLE001  (raised again)
             # Recorded first: a thread that waits for the connection would take it to a server that fails.
@@ -125,7 +128,7 @@ class Server:
                 del failure  # or it and this frame, with the connection, would keep each other alive
         pool.release(connection)
         if self.breaker.failed or call.parts is not None:
-            self._record_result(result, admin=timeout is not None, keep_errors=keep_errors)
+            self._record_result(result, is_decision=is_decision, keep_errors=keep_errors)
         return result
 
     async def asend(self, call: Call, *, keep_errors: bool = False) -> Any:
@@ -155,19 +158,19 @@ class Server:
                 self._multiplexers.pop(key, None)
         return self._multiplexers.setdefault((self, loop), Multiplexer(self))
 
-    def _record_result(self, result: Any, *, admin: bool = False, keep_errors: bool = False) -> None:
+    def _record_result(self, result: Any, *, is_decision: bool = True, keep_errors: bool = False) -> None:
         """Tell the breaker what a result says of the server, and raise the first error in it, unless it is kept."""
         results = result if isinstance(result, list) else (result,)
         errors = [each for each in results if isinstance(each, redis.ResponseError)]
         for error in errors:
-            self._record_error(error, admin=admin)
+            self._record_error(error, is_decision=is_decision)
             if not keep_errors:
                 raise error
         if not errors:
             self.breaker.record_success()
 
-    def _record_error(self, error: redis.ResponseError, *, admin: bool) -> None:
-        if admin and isinstance(error, redis.exceptions.NoPermissionError):
+    def _record_error(self, error: redis.ResponseError, *, is_decision: bool) -> None:
+        if not is_decision and isinstance(error, redis.exceptions.NoPermissionError):
             return  # a page needs more rights than decisions do
         if not concerns_whole_server(error):
             self.breaker.record_success()

@@ -23,7 +23,7 @@ from ..limiter.compiled import CompiledPolicySet, compile_policies
 from . import login, responses
 from .identity import RequestIdentity
 from .limits import Limits, Prepared, with_fixed_rates
-from .request_state import STATE, RequestState
+from .request_state import STATE, Charge, RequestState
 from .site_functions import call_cost, is_charged
 
 View = Callable[..., Any]
@@ -50,10 +50,11 @@ class Gate:
             if methods is None or request.method in methods:
                 self.prepared = prepared
         self.decision: Decision | None = None  # what these limits checked
-        self.names: list[str] = []  # of the policies that apply
+        self.names: list[str] = []  # of the policies that apply, where other limits have checked some
+        self.cost = 0  # known once resolved
 
     def resolve(self, prepared: Prepared) -> Resolved:
-        """Return who is charged what under which policies: those that were not checked yet, or None."""
+        """Return the identity, the policies not yet checked (None if all were), and the cost; keep names and cost."""
         request, identity, policies = self.request, RequestIdentity(self.request), prepared.policies
         policy_set = prepared.policy_set
         if policy_set is None:
@@ -64,20 +65,23 @@ class Gate:
         if self.state.checked:
             self.names = [policy.name for policy in policies]
             fresh = tuple([policy for policy in policies if policy.name not in self.state.outcomes])
-            policies, policy_set = fresh, policy_set if len(fresh) == len(policies) else None
+            if len(fresh) < len(policies):
+                policies, policy_set = fresh, None
         if policy_set is None and policies:
             policy_set = compile_policies(policies)
         cost = self.limits.cost
-        self.cost: int = call_cost(cost, request) if callable(cost) else cost
+        self.cost = call_cost(cost, request) if callable(cost) else cost
         return identity, policy_set, self.cost
 
-    def refusal(self) -> Decision | None:
-        """Return the decision of these limits' policies if it refuses, also by those that other limits checked."""
-        state = self.state
-        if not state.checked:
+    def note_result(self) -> Decision | None:
+        """Note on the request that nothing limits it, or that these limits refuse it; return the refusal, if any.
+
+        A policy of these limits refuses also where other limits have checked it.
+        """
+        state, own = self.state, self.decision
+        if state.decision is None:
             state.annotate(limiter.unlimited())
             return None
-        own = self.decision
         if own is None or len(state.checked) > 1:
             own = combine(outcome for name, outcome in state.outcomes.items() if name in self.names)
         if own is None or own.allowed or not self.limits.block:
@@ -85,11 +89,11 @@ class Gate:
         state.refusal = own
         return own
 
-    def to_refund(self) -> list[tuple[Decision, int]]:
+    def to_refund(self) -> list[Charge]:
         """Return what limits before these charged: a refused request costs nothing."""
         return [each for each in self.state.checked if each[0].allowed] if len(self.state.checked) > 1 else []
 
-    def uncharged(self, response: HttpResponseBase, decision: Decision) -> list[tuple[Decision, int]]:
+    def uncharged(self, response: HttpResponseBase, decision: Decision) -> list[Charge]:
         """Return what these limits charged, if their `charge_when` does not count the response."""
         charge_when = self.limits.charge_when
         return [] if charge_when is None or is_charged(charge_when, response) else [(decision, self.cost)]
@@ -125,7 +129,7 @@ def enter(
                 if gate.state.record(gate.decision, cost, block=limits.block):
                     signals.send(signals.rate_limited, request=request, decision=gate.decision)
         decided = gate.state.decision
-        refusal = None if decided is not None and decided.allowed else gate.refusal()
+        refusal = None if decided is not None and decided.allowed else gate.note_result()
         if refusal is not None:
             return _refuse(gate, refusal)
         response = view(*args, **kwargs)
@@ -158,7 +162,7 @@ async def aenter(
                 if gate.state.record(gate.decision, cost, block=limits.block):
                     await signals.asend(signals.rate_limited, request=request, decision=gate.decision)
         decided = gate.state.decision
-        refusal = None if decided is not None and decided.allowed else gate.refusal()
+        refusal = None if decided is not None and decided.allowed else gate.note_result()
         if refusal is not None:
             return await _arefuse(gate, refusal)
         gate.state.view_reached = limits.before_view
@@ -177,10 +181,10 @@ async def aenter(
         gate.state.leave()
 
 
-def _wrap(gate: Gate, view: View, enter: View, watch: View) -> View:
+def _wrap(gate: Gate, view: View, run: View, watch: View) -> View:
     """Put what else applies around a view: limits that are decided by themselves, and `charge_when`."""
     for part in reversed(gate.inner):
-        view = partial(enter, part, gate.request, view)
+        view = partial(run, part, gate.request, view)
     return view if gate.limits.charge_when is None else partial(watch, gate, view)
 
 
@@ -228,14 +232,14 @@ async def _arefuse(gate: Gate, refusal: Decision) -> HttpResponseBase:
     return gate.finish(await responses.arespond(gate.response, gate.request, refusal), refusal)
 
 
-def _refund(gate: Gate, charges: list[tuple[Decision, int]]) -> None:
+def _refund(gate: Gate, charges: list[Charge]) -> None:
     for decision, cost in charges:
         with suppress(UnavailableError):  # what was charged ends with its window
             if limiter.refund(decision):
                 gate.state.refunded(decision, cost)
 
 
-async def _arefund(gate: Gate, charges: list[tuple[Decision, int]]) -> None:
+async def _arefund(gate: Gate, charges: list[Charge]) -> None:
     for decision, cost in charges:
         with suppress(UnavailableError):
             if await limiter.arefund(decision):

@@ -13,6 +13,7 @@ from ..core.observers import MAX_METHOD, MAX_TEXT, REQUEST, Observation
 from .identity import client_address
 
 STATE = "_rate_limit_state"  # the attribute of a request with what was decided about it
+Charge = tuple[Decision, int]  # what was decided, and its cost
 
 
 class RequestState:
@@ -25,7 +26,7 @@ class RequestState:
 
     def __init__(self, request: HttpRequest) -> None:
         self._requests: list[Any] = [request]  # Django REST framework wraps the request in one of its own
-        self.checked: list[tuple[Decision, int]] = []  # with the cost
+        self.checked: list[Charge] = []
         self.outcomes: dict[str, Outcome] = {}  # by policy
         self.decision: Decision | None = None  # of all policies
         self.refusal: Decision | None = None  # of the limits that refused the request

@@ -11,7 +11,7 @@ from ..core.clock import local_time_ms
 from ..core.decision import Decision, Outcome, passes
 from ..core.policy import Policy
 from .compiled import Check
-from .local import LocalLimit, local_limiter
+from .local import LocalLimit, LocalReply, local_limiter
 from .refusal_cache import cached_refusals
 
 RETRY_AFTER = 1.0  # seconds that a client is told to wait when a policy fails closed
@@ -28,8 +28,16 @@ class LocalReceipt(NamedTuple):
         return local_limiter.refund(self.limit, local_time_ms(), self.cost, self.charged_at)
 
 
-def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> tuple[list[Outcome], bool, list[Any]]:
-    """Decide these policies of a check; return the outcomes, whether they pass, and receipts."""
+class Decided(NamedTuple):
+    """What was decided without Redis."""
+
+    outcomes: list[Outcome]
+    allowed: bool
+    receipts: list[Any]
+
+
+def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> Decided:
+    """Decide these policies of a check."""
     config = conf.config()
     policies = [(check.policy_set.policies[i], check.identities[i]) for i in indexes]
     fails_closed = any(policy.on_failure == "closed" and not policy.shadow for policy, _ in policies)
@@ -37,19 +45,16 @@ def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> tuple[list[
     replies = local_limiter.check(
         limits, local_time_ms(), check.cost, charge=charge and not fails_closed, max_identities=config.local_identities
     )
-    local = iter(zip(limits, replies, strict=True))
-    outcomes, receipts = [], []
-    for policy, identity in policies:
-        if policy.on_failure != "local":
-            outcomes.append(uncounted(policy, identity, degraded=True))
-            continue
-        limit, (allowed, count, remaining, wait, reset_after, charged_at) = next(local)
-        retry_after = math.inf if wait < 0 else wait / 1000
-        figures = limit.capacity, count, remaining, retry_after, reset_after / 1000, policy.window
-        outcomes.append(Outcome(policy, identity, allowed, *figures, degraded=True))
-        if charged_at >= 0:
-            receipts.append(LocalReceipt(limit, check.cost, charged_at))
-    return outcomes, passes(outcomes), receipts
+    counted = {limit.policy: (limit, reply) for limit, reply in zip(limits, replies, strict=True)}
+    outcomes = [
+        _counted(policy, *counted[policy.name])
+        if policy.name in counted
+        else uncounted(policy, identity, degraded=True)
+        for policy, identity in policies
+    ]
+    charged = [(limit, reply.charged_at) for limit, reply in counted.values() if reply.charged_at >= 0]
+    receipts = [LocalReceipt(limit, check.cost, charged_at) for limit, charged_at in charged]
+    return Decided(outcomes, passes(outcomes), receipts)
 
 
 def decide_all(check: Check) -> Decision:
@@ -61,9 +66,16 @@ def decide_all(check: Check) -> Decision:
     indexes = range(len(check.identities))
     if check.policy_set.independent:
         parts = [decide(check, [i], charge=check.charge) for i in indexes]
-        return Decision(all(allowed for _, allowed, _ in parts), tuple([outcomes[0] for outcomes, _, _ in parts]))
+        return Decision(all(part.allowed for part in parts), tuple([part.outcomes[0] for part in parts]))
     outcomes, allowed, receipts = decide(check, indexes, charge=check.charge)
     return Decision(allowed, tuple(outcomes), receipts)
+
+
+def _counted(policy: Policy, limit: LocalLimit, reply: LocalReply) -> Outcome:
+    """Return the outcome of a policy that this process counts."""
+    retry_after = math.inf if reply.retry_after < 0 else reply.retry_after / 1000
+    figures = limit.capacity, reply.current_count, reply.remaining, retry_after, reply.reset_after / 1000, policy.window
+    return Outcome(policy, limit.identity, reply.allowed, *figures, degraded=True)
 
 
 def uncounted(policy: Policy, identity: str, *, degraded: bool = False) -> Outcome:

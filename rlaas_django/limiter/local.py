@@ -94,7 +94,7 @@ class SlidingLog:
 
 
 class TokenBucket:
-    """What is missing from the full bucket at a stamp, in 1/window of a unit: a ms refills exactly `limit` of it."""
+    """Deficit of the bucket at a stamp, scaled by the window, so one ms refills exactly `limit`."""
 
     def __init__(self) -> None:
         self._used, self._stamp = 0, 0

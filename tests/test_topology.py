@@ -226,6 +226,7 @@ def test_the_first_request_waits_for_a_sentinel_that_hangs_within_its_timeout():
         sentinel.resume()
         topology.refresh_soon()
         wait_until(lambda: topology.server_for("key") is not None, "the Sentinel names the master")
+        wait_until(lambda: "cluster" not in topology.error and "Sentinels" in topology.error, "an error of Sentinels")
     assert topology.master.address == (HOST, 1)
     assert topology.group_by_slot(["a", "b", "c"]) == [range(3)]
 

@@ -14,13 +14,16 @@ _WHOLE_SERVER = (
     exceptions.ClusterDownError,
 )
 
-# Mistakes, such as a name that another version of redis-py has not: raised, as no reply of a server causes them, and to
-# decide without Redis from then on would hide them.
+# Programming errors, e.g. a name missing in another redis-py version. Raised again: no server reply causes them, and
+# falling back would hide them.
 PROGRAMMING_ERRORS = (AttributeError, NameError, TypeError)
 
 
 class UnavailableError(Exception):
-    """Redis is unavailable, or replied with an error; `__cause__` is what redis-py raised."""
+    """Redis is unavailable, or replied with an error.
+
+    `__cause__` is what redis-py raised; None for a call that was not sent, or that was one of a batch.
+    """
 
 
 class PoolExhaustedError(exceptions.ConnectionError):

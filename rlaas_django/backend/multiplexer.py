@@ -131,7 +131,8 @@ class Multiplexer:
     async def _is_stale(self) -> bool:
         """Return whether the server closed the connection, or sent something that nobody asked for."""
         after_pause = self.loop.time() - self._last_use > FRESH
-        for _ in range(2 * after_pause):  # turns of the loop, in which it notices that the server closed the connection
+        if after_pause:  # two turns of the loop, in which it notices that the server closed the connection
+            await asyncio.sleep(0)
             await asyncio.sleep(0)
         connection = self._connection
         if not connection.is_connected:

@@ -60,6 +60,8 @@ class Topology:
 class DiscoveredTopology(Topology):
     """A topology that other servers are asked about."""
 
+    no_server: str  # the error when the servers are known, and none is the key's
+
     def __init__(self, name: str, timeout: float) -> None:
         super().__init__(None, timeout)
         self.name, self.error = name, f"{name}: no reply within {timeout:g} s"
@@ -84,7 +86,7 @@ class DiscoveredTopology(Topology):
         changed = False
         try:
             changed = self.discover()
-            self.error = "No node of the cluster has the key's slot."  # what Sentinels name is known now
+            self.error = self.no_server
         except Exception as error:  # noqa: BLE001  (whatever redis-py makes of a strange reply)
             self.error = f"{self.name}: {error}"
             log.error("%s unavailable: %s", self.name, log.escaped(str(error)))
@@ -94,6 +96,8 @@ class DiscoveredTopology(Topology):
 
 class SentinelTopology(DiscoveredTopology):
     """The master of a service that Sentinels monitor."""
+
+    no_server = "The Sentinels name no master."
 
     def __init__(self, service: str, sentinel: Sentinel, master: ConnectionOptions, timeout: float) -> None:
         self._service, self._sentinel, self._master_options = service, sentinel, master
@@ -119,6 +123,7 @@ class ClusterTopology(DiscoveredTopology):
     """The nodes of a Redis Cluster, each with a share of the hash slots."""
 
     clustered = True
+    no_server = "No node of the cluster has the key's slot."
 
     def __init__(self, nodes: ConnectionOptions, seeds: Sequence[Address], timeout: float) -> None:
         self._node_options, self._seeds = nodes, seeds

@@ -13,7 +13,7 @@ from django.http import HttpResponse
 from rlaas_django import Policy, check, rate_limit
 from rlaas_django.signals import backend_failed, rate_limited
 from tests.http import OURS, Site, assert_refusal, both_ways, ok
-from tests.internals import log
+from tests.internals import log, overrides
 
 ADDRESS = "203.0.113.9"
 
@@ -185,6 +185,30 @@ def test_a_refusal_is_logged_with_policy_identity_count_and_wait(site, lines, cl
     for fact in ("policy=g", f"identity=ip={ADDRESS}", "count=2/2", "retry_after=58.500", "GET /"):
         assert fact in line
     assert "secret" not in line
+
+
+def test_the_line_of_a_blocked_client_names_the_override(site, lines, clock):
+    site.serve(rate_limit("2/m", key="ip", group="g")(site.view(ok)))
+    override = overrides.Override(f"ip={ADDRESS}", "*", overrides.BLOCK, clock.ms + 3_600_000)
+    overrides.publish(override.identity, [override])
+    site.get("/")
+    (line,) = lines()
+    assert line == f"refused policy=g identity=ip={ADDRESS} count=0/2 retry_after=3600.000 override=block GET /"
+
+
+@pytest.mark.parametrize("cost", [1, 2, 3])
+def test_the_line_of_a_refusal_by_usage_names_no_override(site, lines, cost):
+    site.serve(rate_limit("2/m", key="ip", cost=lambda request: cost)(site.view(ok)))
+    site.statuses(3)
+    assert lines()
+    assert not [line for line in lines() if "override" in line]
+
+
+def test_a_request_that_fails_closed_is_no_line_of_a_refusal(site, lines, redis_unavailable):
+    site.serve(rate_limit("2/m", key="ip", on_failure="closed")(site.view(ok)))
+    assert site.get().status_code == 503
+    assert [line for line in lines() if "unavailable" in line]
+    assert not [line for line in lines() if "refused policy" in line]
 
 
 def test_a_refusal_by_two_policies_is_one_line(site, lines, clock):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.contrib.auth.models import User
 from django.http import HttpResponse
 from django.test import RequestFactory
@@ -231,7 +230,7 @@ class AsyncApi(APIView):
         try:
             await sync_to_async(self.initial)(request, *args, **kwargs)
             found = getattr(self, request.method.lower(), self.http_method_not_allowed)
-            called = found if asyncio.iscoroutinefunction(found) else sync_to_async(found)
+            called = found if iscoroutinefunction(found) else sync_to_async(found)
             response = await called(request, *args, **kwargs)
         except Exception as error:
             response = self.handle_exception(error)

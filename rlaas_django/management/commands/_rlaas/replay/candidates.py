@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -13,10 +13,10 @@ from .....backend.commands import Call
 from .....core.clock import frozen_clock
 from .....core.keys import decode, identify, key_kind
 from .....core.policy import FIXED_WINDOW, Policy
-from .....limiter.compiled import ALLOWED, RETRY_AFTER, UNIQUE_LENGTH, Check, CompiledPolicySet
+from .....limiter.compiled import ALLOWED, REPLY_SIZE, RETRY_AFTER, UNIQUE_LENGTH, CompiledPolicySet
 from .log_lines import Request
 from .timeline import Timeline
-from .usage import MEASURE, Demand, Histogram, Window
+from .usage import MEASURE, SLIDING, Demand, Histogram, Window
 
 LEAST_TTL = 15 * 60_000  # ms; what is left behind by a process that was killed is gone after this time
 MAX_CLIENTS = 100_000  # per policy; of more, those that were idle the longest are summed up and forgotten
@@ -26,10 +26,11 @@ WORST = 10  # identities that are listed
 class Client:
     """One identity under one policy."""
 
-    __slots__ = ("admitted", "demand", "last", "name", "number", "refused")
+    __slots__ = ("admitted", "demand", "identity", "last", "name", "refused")
 
     def __init__(self, name: str, number: int) -> None:
-        self.name, self.number, self.last = name, number, 0
+        self.name, self.last = name, 0
+        self.identity = identity_of(number)
         self.demand = Demand()
         self.refused: dict[int, int] = {}  # by the run's number
         self.admitted: dict[int, Window] = {}  # by the run's number; before the first refusal, all were admitted
@@ -38,32 +39,15 @@ class Client:
 class Run:
     """One policy under one algorithm."""
 
-    def __init__(self, number: int, policy: Policy, topology: backend.Topology) -> None:
+    def __init__(self, number: int, policy: Policy) -> None:
         self.number, self.policy, self.measure = number, policy, MEASURE[policy.algo or conf.config().algo]
         self.refused = self.refused_identities = self.longest_wait = self.most_admitted = 0
         self.worst: list[tuple[int, str]] = []  # a heap
-        self.set = CompiledPolicySet((policy,), conf.config(), topology, least_ttl=LEAST_TTL)
-        self._templates: dict[int, tuple[list[str], str, str]] = {}
 
-    def call(self, identity: str, now: str, unique: str) -> Call:
-        """Return the check of an identity at a time: a filled template takes a tenth of the time of packing."""
-        before, middle, after = self._templates.get(len(now)) or self._make_template(len(now))
-        packed = f"{identity.join(before)}{now}{middle}{unique}{after}".encode("ascii")
-        return Call(self.set.script, self.set.keys((identity,))[0] if self.set.topology.clustered else "", packed)
-
-    def _make_template(self, length: int) -> tuple[list[str], str, str]:
-        identity, unique, now = "\0" * len(identity_of(0)), "\1" * UNIQUE_LENGTH, "1" * length
-        with frozen_clock(int(now)):
-            call = Check(self.set, (identity,), 1, charge=True, unique=unique).pack()
-        before, after = call.packed.decode().split(unique)
-        before, _, middle = before.rpartition(now)
-        self._templates[length] = template = before.split(identity), middle, after
-        return template
-
-    def add_admitted(self, client: Client, now: int, length: int) -> None:
-        """Count a request that was admitted."""
-        window = client.admitted.get(self.number)
-        number = len(client.demand.window) if window is None else window.add(now, length)
+    def add_admitted(self, client: Client, now: int, length: int, demand: int) -> None:
+        """Count a request that was admitted, the last one of so many in its window."""
+        window = client.admitted.get(self.number) if client.admitted else None
+        number = demand if window is None else window.add(now, length)
         if number > self.most_admitted:
             self.most_admitted = number
 
@@ -83,11 +67,6 @@ class Run:
             if len(self.worst) > WORST:
                 heapq.heappop(self.worst)
 
-    def key(self, client: Client, index: int) -> str:
-        """Return the key of a client's state, for the fixed window in the window of this index."""
-        key = self.set.keys((identity_of(client.number),))[0]
-        return f"{key}:{index}" if self.policy.algo == FIXED_WINDOW else key
-
 
 def identity_of(number: int) -> str:
     """Return what stands for a client in Redis: no text of the log, and no identity that an override may apply to."""
@@ -97,18 +76,23 @@ def identity_of(number: int) -> str:
 class Candidate:
     """One policy that is replayed, under one algorithm or several."""
 
-    def __init__(self, text: str, policy: Policy, runs: Sequence[Run]) -> None:
+    def __init__(self, text: str, policy: Policy, runs: Sequence[Run], topology: backend.Topology) -> None:
         self.text, self.policy, self.runs = text, policy, runs
+        # One call of the script decides all runs, each as if it were alone.
+        policies = tuple(run.policy for run in runs)
+        self._set = CompiledPolicySet(policies, conf.config(), topology, least_ttl=LEAST_TTL, independent=True)
+        self._templates: dict[int, tuple[list[str], str, str]] = {}  # by the length of the time
+        self._fixed = [i for i, run in enumerate(runs) if run.policy.algo == FIXED_WINDOW]
         self.requests = self.without_identity = self.identities = 0
         self.demand = tuple(Histogram() for _ in range(3))  # of requests, by measure
         self.peaks = tuple(Histogram() for _ in range(3))  # of identities, by measure
         self.approximate = False  # whether clients were forgotten that might have come again
-        self.old_windows: list[tuple[Run, Client, int]] = []  # of the fixed window, whose keys are to be deleted
+        self.old_keys: list[str] = []  # of the fixed window's past windows, to be deleted
         self._value = _value_function(policy)
         self._by_name: dict[str, Client] = {}
         self.clients: dict[str, Client] = {}  # by encoded identity
         self._numbers = itertools.count()
-        self._length = policy.window * 1000
+        self.length = policy.window * 1000
 
     @property
     def certain_limit(self) -> int:
@@ -143,25 +127,51 @@ class Candidate:
         self._by_name[name] = client
         return client
 
-    def read(self, entries: Sequence[tuple[Client, int]], replies: Iterator[Any], timeline: Timeline) -> None:
+    def call(self, client: Client, now: int, unique: int) -> Call:
+        """Return the check of a client at a time: a filled template takes a tenth of the time of packing."""
+        at, identity = str(now), client.identity
+        before, middle, after = self._templates.get(len(at)) or self._make_template(len(at))
+        packed = f"{identity.join(before)}{at}{middle}{unique}{after}".encode("ascii")
+        key = self._set.keys((identity,) * len(self.runs))[0] if self._set.topology.clustered else ""
+        return Call(self._set.script, key, packed)
+
+    def _make_template(self, length: int) -> tuple[list[str], str, str]:
+        identity, unique, now = "\0" * len(identity_of(0)), "\1" * UNIQUE_LENGTH, "1" * length
+        with frozen_clock(int(now)):
+            packed = self._set.command((identity,) * len(self.runs), unique, 1, "check")
+        before, after = packed.decode().split(unique)
+        before, _, middle = before.rpartition(now)
+        self._templates[length] = template = before.split(identity), middle, after
+        return template
+
+    def keys(self, client: Client, index: int) -> list[str]:
+        """Return the keys of a client's state, for the fixed window in the window of this index."""
+        keys = self._set.keys((client.identity,) * len(self.runs))
+        for i in self._fixed:
+            keys[i] += f":{index}"
+        return keys
+
+    def read(self, entries: Sequence[tuple[Client, int]], replies: Iterable[Any], timeline: Timeline) -> None:
         """Count what the scripts replied to some requests."""
-        fixed = [run for run in self.runs if run.policy.algo == FIXED_WINDOW]
-        for client, now in entries:
-            before = client.demand.index
-            demand = client.demand.add(now, self._length)
-            if before != client.demand.index and before:
-                self.old_windows += ((run, client, before) for run in fixed)
-            for histogram, number in zip(self.demand, demand, strict=True):
-                histogram.add(number)
-            for run in self.runs:
-                reply = next(replies)
-                if isinstance(reply, Exception):
-                    raise reply
-                if reply[ALLOWED] == 1:
-                    run.add_admitted(client, now, self._length)
+        length, demands = self.length, []
+        rows = [(run, REPLY_SIZE * i + ALLOWED, REPLY_SIZE * i + RETRY_AFTER) for i, run in enumerate(self.runs)]
+        for (client, now), reply in zip(entries, replies, strict=True):
+            if isinstance(reply, Exception):
+                raise reply
+            demand = client.demand
+            if self._fixed and now // length > demand.index > 0:
+                # Before the client forgets this window: an interrupt may come between any two lines.
+                keys = self.keys(client, demand.index)
+                self.old_keys += [keys[i] for i in self._fixed]
+            demands.append(demand.add(now, length))
+            for run, allowed, retry_after in rows:
+                if reply[allowed] == 1:
+                    run.add_admitted(client, now, length, demands[-1][SLIDING])
                 else:
-                    run.add_refused(client, reply[RETRY_AFTER])
+                    run.add_refused(client, reply[retry_after])
                     timeline.add(now, run.number + 1)
+        for histogram, numbers in zip(self.demand, zip(*demands, strict=True), strict=False):
+            histogram.add_all(numbers)
 
     def add_within_limit(self, requests: int) -> None:
         """Count requests that are only known to be within the limit."""
@@ -174,7 +184,7 @@ class Candidate:
         """Return the clients to forget: those without any state, or the tenth that was idle the longest."""
         policy, now = self.policy, max(client.last for client in self.clients.values())
         full = max(2, -(-policy.capacity // policy.fixed_rate.limit))  # windows, until a bucket is full again, too
-        idle = {name: each for name, each in self.clients.items() if each.last < now - full * self._length}
+        idle = {name: each for name, each in self.clients.items() if each.last < now - full * self.length}
         if len(idle) < len(self.clients) // 10:
             longest = heapq.nsmallest(len(self.clients) // 10, self.clients, key=lambda name: self.clients[name].last)
             idle = {name: self.clients[name] for name in longest}
@@ -185,7 +195,8 @@ class Candidate:
         self.sum_up(clients.values())
         for identity in clients:
             del self.clients[identity]
-        self._by_name.clear()
+        left = set(self.clients.values())
+        self._by_name = {name: client for name, client in self._by_name.items() if client in left}
         self.approximate = True
 
     def sum_up(self, clients: Iterable[Client]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from ..... import backend
 from .....backend.commands import Call, pack
 from .....core.policy import Policy
 from .....limiter.compiled import UNIQUE_LENGTH
-from .candidates import MAX_CLIENTS, Candidate, Client, Run, identity_of
+from .candidates import MAX_CLIENTS, Candidate, Client, Run
 from .log_lines import Request
 from .timeline import Timeline
 
@@ -22,6 +22,7 @@ TIMEOUT = 30.0  # seconds; nobody waits for a replayed request
 CALLS_PER_BATCH = 1000
 BATCHES_UNDER_WAY = 2
 DELETED_TOGETHER = 10_000
+KEYS_PER_DELETION = 100
 
 Entries = list[list[tuple[Client, int]]]  # per candidate: the clients and times of requests
 
@@ -44,10 +45,9 @@ class Replay:
         self.candidates = []
         for text, policy in policies:
             chosen = zip([policy.algo] if policy.algo else algorithms, numbers, strict=False)
-            runs = [Run(i, replace(policy, name=f"{prefix}.{i}", algo=algo), self.topology) for algo, i in chosen]
-            self.candidates.append(Candidate(text, policy, runs))
-        self._runs = sum(len(candidate.runs) for candidate in self.candidates)
-        self.timeline = Timeline(1 + self._runs)
+            runs = [Run(i, replace(policy, name=f"{prefix}.{i}", algo=algo)) for algo, i in chosen]
+            self.candidates.append(Candidate(text, policy, runs, self.topology))
+        self.timeline = Timeline(1 + sum(len(candidate.runs) for candidate in self.candidates))
         self.left_behind = 0  # keys that could not be deleted, and expire
         self._unique = itertools.count(10 ** (UNIQUE_LENGTH - 1))
         # While the server runs a batch, the next one is read and packed here.
@@ -74,36 +74,34 @@ class Replay:
 
     def _entries(self, requests: Iterable[list[Request]]) -> Iterator[Entries]:
         """Yield as many requests as make a batch."""
-        size = max(1, CALLS_PER_BATCH // self._runs)
+        size = max(1, CALLS_PER_BATCH // len(self.candidates))
         for chunk in requests:
             for start in range(0, len(chunk), size):
                 part = chunk[start : start + size]
-                for request in part:
-                    self.timeline.add(request.at, 0)
+                for now, times in Counter([request.at for request in part]).items():
+                    self.timeline.add(now, 0, times)
                 yield [
                     [(client, request.at) for request in part if (client := candidate.client(request)) is not None]
                     for candidate in self.candidates
                 ]
 
     def _send(self, entries: Entries) -> None:
-        calls, unique = [], self._unique
+        calls = []
         for candidate, chosen in zip(self.candidates, entries, strict=True):
-            for client, now in chosen:
-                words = identity_of(client.number), str(now), str(next(unique))
-                calls += [run.call(*words) for run in candidate.runs]
-        old_keys = [run.key(client, index) for each in self.candidates for run, client, index in each.old_windows]
-        calls += [_deletion(key) for key in old_keys]
-        batch = Batch(entries, old_keys)
+            call = candidate.call
+            calls += [call(client, now, next(self._unique)) for client, now in chosen]
+        batch = Batch(entries, [key for candidate in self.candidates for key in candidate.old_keys])
         self._under_way.append(batch)  # before it is sent, so that its keys are deleted whatever happens
         for candidate in self.candidates:
-            candidate.old_windows.clear()
+            candidate.old_keys.clear()
+        calls += [call for _, call in self._deletions(batch.old_keys)]
         batch.replies = self._worker.submit(backend.execute_each, self.topology, calls)
 
     def _receive(self) -> None:
         batch = self._under_way[0]
         replies = iter(batch.replies.result() if batch.replies else ())
         for candidate, entries in zip(self.candidates, batch.entries, strict=True):
-            candidate.read(entries, replies, self.timeline)
+            candidate.read(entries, itertools.islice(replies, len(entries)), self.timeline)
         self._under_way.popleft()
 
     def _receive_all(self) -> None:
@@ -113,7 +111,7 @@ class Replay:
     def _forget_idle(self, candidate: Candidate) -> None:
         """Sum up the clients that were idle the longest, and delete their keys."""
         idle = candidate.idle_clients()
-        self._delete(run.key(client, client.demand.index) for client in idle.values() for run in candidate.runs)
+        self._delete(key for client in idle.values() for key in candidate.keys(client, client.demand.index))
         candidate.forget(idle)
 
     def __exit__(self, *_: object) -> None:
@@ -125,21 +123,26 @@ class Replay:
     def _keys(self) -> Iterator[str]:
         """Yield every key that may be there."""
         for candidate in self.candidates:
-            for run in candidate.runs:
-                yield from (run.key(client, client.demand.index) for client in candidate.clients.values())
-            yield from (run.key(client, index) for run, client, index in candidate.old_windows)
+            for client in candidate.clients.values():
+                yield from candidate.keys(client, client.demand.index)
+            yield from candidate.old_keys
         for batch in self._under_way:
             yield from batch.old_keys
             for candidate, entries in zip(self.candidates, batch.entries, strict=True):
-                length = candidate.policy.window * 1000
-                yield from (run.key(client, now // length) for client, now in entries for run in candidate.runs)
+                for client, now in entries:
+                    yield from candidate.keys(client, now // candidate.length)
 
     def _delete(self, keys: Iterable[str]) -> None:
         keys = iter(keys)
-        while part := [_deletion(key) for key in itertools.islice(keys, DELETED_TOGETHER)]:
-            replies = backend.execute_each(self.topology, part)
-            self.left_behind += sum(isinstance(reply, Exception) for reply in replies)
+        while part := list(itertools.islice(keys, DELETED_TOGETHER)):
+            numbers, calls = zip(*self._deletions(part), strict=True)
+            replies = backend.execute_each(self.topology, calls)
+            failed = zip(numbers, replies, strict=True)
+            self.left_behind += sum(number for number, reply in failed if isinstance(reply, Exception))
 
-
-def _deletion(key: str) -> Call:
-    return Call(None, key, pack(("UNLINK", key)))
+    def _deletions(self, keys: Sequence[str]) -> Iterator[tuple[int, Call]]:
+        """Yield calls that delete keys, each with their number; on a Cluster one by one, as they are in many slots."""
+        size = 1 if self.topology.clustered else KEYS_PER_DELETION
+        for start in range(0, len(keys), size):
+            part = keys[start : start + size]
+            yield len(part), Call(None, part[0], pack(("UNLINK", *part)))

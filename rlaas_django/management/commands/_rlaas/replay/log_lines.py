@@ -116,6 +116,8 @@ def _checked(ms: float) -> int:
     return int(ms)
 
 
+# Most lines are of the same second as the one before.
+@lru_cache(maxsize=4096)
 def _common_time(text: str) -> int:
     """Return ms since the epoch of `10/Oct/2025:13:55:36 -0700`; without a zone it is UTC."""
     return _minute(text[:17], text[20:]) + int(text[18:20]) * 1000

@@ -63,13 +63,14 @@ class Log:
         parse, keep, number = self._parser.parse, self._keep, 0
         try:
             for number, line in enumerate(_lines(file), 1):
-                if not line or line.isspace():
-                    continue
-                self.lines += 1
                 request = parse(line)
                 if request is None:
-                    self._add_unreadable(path, number, line)
-                elif keep(request):
+                    if line and not line.isspace():
+                        self.lines += 1
+                        self._add_unreadable(path, number, line)
+                    continue
+                self.lines += 1
+                if keep(request):
                     yield request
                 else:
                     self.filtered += 1

@@ -16,12 +16,12 @@ class Timeline:
         self.columns, self.width = columns, 1000 * _WIDTHS[0]  # ms
         self._steps: dict[int, list[int]] = {}
 
-    def add(self, now: int, column: int) -> None:
-        """Count one in a column."""
+    def add(self, now: int, column: int, times: int = 1) -> None:
+        """Count one or several in a column."""
         step = self._steps.get(now // self.width)
         if step is None:
             step = self._add_step(now)
-        step[column] += 1
+        step[column] += times
 
     def steps(self) -> Iterator[tuple[int, list[int]]]:
         """Yield the start in ms and the counts of every step, the empty ones too."""

@@ -24,7 +24,7 @@ from rlaas_django.conf import POLICY_OPTIONS
 from rlaas_django.core import observers, registry
 from rlaas_django.core.decision import Decision, Outcome, strictest
 from rlaas_django.core.keys import ENDINGS as KEY_ENDINGS
-from rlaas_django.core.keys import EncodedIdentity, counter_key, encode, parse_counter_key
+from rlaas_django.core.keys import EncodedIdentity, counter_key, decode, encode, parse_counter_key
 from rlaas_django.core.keys import identify as identify_with
 from rlaas_django.core.policy import (
     ALGORITHMS,
@@ -139,6 +139,7 @@ __all__ = [
     "conf",
     "connection_pool",
     "counter_key",
+    "decode",
     "diagnosis",
     "encode",
     "escape_for_log",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlaas_django import Policy, check, rate_limit
 from tests.http import assert_refusal, counters, ok
-from tests.internals import ALGORITHMS, encode, identify, redis_key, run_background_jobs
+from tests.internals import ALGORITHMS, decode, encode, identify, redis_key, run_background_jobs
 
 ADDRESS = "203.0.113.9"
 JSON = "application/json"
@@ -151,6 +151,19 @@ def test_the_error_for_a_missing_kind_names_the_policy():
 )
 def test_an_address_is_normalised(address, expected):
     assert identify(address, Policy("p", "5/m", key="ip")) == expected
+
+
+@given(
+    st.ip_addresses(v=4).map(str)
+    | st.from_regex(r"(0{0,2}[0-9]{1,3}\.?){3,5}\n?", fullmatch=True)
+    | st.lists(st.integers(0, 300), min_size=4, max_size=4).map(lambda parts: ".".join(map(str, parts)))
+)
+def test_an_ipv4_address_is_itself_and_no_other_text_is_one(text):
+    try:
+        counted = str(ipaddress.IPv4Address(text.strip()))
+    except ValueError:
+        counted = text
+    assert decode(identify(text, Policy("p", "5/m", key="ip"))) == ("ip", counted)
 
 
 @pytest.mark.parametrize(("prefix", "networks"), [(48, 1), (56, 1), (60, 2), (64, 20), (128, 20)])

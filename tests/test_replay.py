@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -279,6 +280,17 @@ def test_verdicts_equal_check_on_a_frozen_clock(algo, client, requests, limit, b
     assert found.longest_wait == longest * 1000
     if algo in (SLIDING_WINDOW, SLIDING_WINDOW_COMPACT):
         assert found.most_admitted <= limit
+
+
+@hypothesis_settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(requests=traffic(), limit=st.integers(1, 8))
+def test_algorithms_beside_each_other_decide_as_each_does_alone(client, requests, limit):
+    client.flushdb()
+    policy = Policy("own", (limit, 60), key="ip")
+    for run in replayed(policy, requests).candidates[0].runs:
+        refused, longest = refused_by_check(replace(policy, algo=run.policy.algo), requests)
+        assert {name: number for number, name in run.worst} == refused, run.policy.algo
+        assert run.longest_wait == longest * 1000
 
 
 @hypothesis_settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

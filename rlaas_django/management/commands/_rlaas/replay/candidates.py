@@ -26,14 +26,12 @@ WORST = 10  # identities that are listed
 class Client:
     """One identity under one policy."""
 
-    __slots__ = ("admitted", "demand", "identity", "last", "name", "refused")
+    __slots__ = ("demand", "identity", "last", "name")
 
     def __init__(self, name: str, number: int) -> None:
         self.name, self.last = name, 0
         self.identity = identity_of(number)
         self.demand = Demand()
-        self.refused: dict[int, int] = {}  # by the run's number
-        self.admitted: dict[int, Window] = {}  # by the run's number; before the first refusal, all were admitted
 
 
 class Run:
@@ -43,25 +41,29 @@ class Run:
         self.number, self.policy, self.measure = number, policy, MEASURE[policy.algo or conf.config().algo]
         self.refused = self.refused_identities = self.longest_wait = self.most_admitted = 0
         self.worst: list[tuple[int, str]] = []  # a heap
+        # Of clients that were refused: how often, and the requests that were admitted. Of others, all were.
+        self._refused: dict[Client, int] = {}
+        self._admitted: dict[Client, Window] = {}
 
     def add_admitted(self, client: Client, now: int, length: int, demand: int) -> None:
         """Count a request that was admitted, the last one of so many in its window."""
-        window = client.admitted.get(self.number) if client.admitted else None
+        window = self._admitted.get(client)
         number = demand if window is None else window.add(now, length)
         if number > self.most_admitted:
             self.most_admitted = number
 
     def add_refused(self, client: Client, wait: int) -> None:
         """Count a request that was refused; a wait of -1 has no end."""
-        if self.number not in client.admitted:
-            client.admitted[self.number] = client.demand.window.without_last()
-        client.refused[self.number] = client.refused.get(self.number, 0) + 1
+        if client not in self._admitted:
+            self._admitted[client] = client.demand.window.without_last()
+        self._refused[client] = self._refused.get(client, 0) + 1
         self.refused += 1
         self.longest_wait = max(self.longest_wait, wait)
 
     def add_client(self, client: Client) -> None:
         """Count a client of which no more is known."""
-        if refused := client.refused.get(self.number):
+        self._admitted.pop(client, None)
+        if refused := self._refused.pop(client, 0):
             self.refused_identities += 1
             heapq.heappush(self.worst, (refused, client.name))
             if len(self.worst) > WORST:

@@ -185,7 +185,7 @@ def peek_each(pairs: Sequence[tuple[Policy, str]]) -> tuple[Outcome, ...]:
         for group in topology.group_by_slot(whole.keys(identities)):
             part = CompiledPolicySet(tuple([policies[i] for i in group]), conf.config(), topology)
             check = Check(part, tuple([identities[i] for i in group]), 1, charge=False)
-            check.network_overrides = networks.words_of_each(part.policies, check.identities)
+            check.network_overrides = networks.override_texts_of_each(part.policies, check.identities)
             decision = backend.execute(topology, check.pack(), timeout=backend.ADMIN_TIMEOUT)
             outcome_at.update(zip(group, decision.outcomes, strict=True))
         found += (outcome_at[i] for i in range(len(policies)))
@@ -231,8 +231,9 @@ def _decide_in_parts(planned: Check) -> Decision:
                 progress.add(backend.execute(topology, part.pack()))
         except UnavailableError as error:
             progress.fail(group, error)
-    if receipts := progress.to_refund():
-        parts = progress.refunded_parts(receipts)
+    progress.decide_unreached()
+    if receipts := progress.take_refunds():
+        parts = progress.peeks_after_refund(receipts)
         refund_all(receipts)
         for part in parts:
             with suppress(UnavailableError):
@@ -257,8 +258,9 @@ async def _adecide_in_parts(planned: Check) -> Decision:
     except asyncio.CancelledError:
         refund_later(progress.receipts)
         raise
-    if receipts := progress.to_refund():
-        parts = progress.refunded_parts(receipts)
+    progress.decide_unreached()
+    if receipts := progress.take_refunds():
+        parts = progress.peeks_after_refund(receipts)
         await arefund_all(receipts)
         for part in parts:
             with suppress(UnavailableError):

@@ -290,7 +290,9 @@ def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, *,
         cost, charge = min(cost, NEVER_FITS), charge and cost > 0
     check = Check(policy_set, policy_set.identify(identity), cost, charge)
     if networks.current is not None:
-        check.network_overrides = networks.words(networks.current, identity, policy_set.policies, check.identities)
+        check.network_overrides = networks.override_texts(
+            networks.current, identity, policy_set.policies, check.identities
+        )
     return check
 
 

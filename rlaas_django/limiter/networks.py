@@ -38,7 +38,7 @@ class NetworkOverride(NamedTuple):
     every_client: bool  # also where a policy counts something else than addresses, such as users
 
     @property
-    def word(self) -> str:
+    def text(self) -> str:
         """As the script takes it."""
         return f"{self.kind}:{self.until}:{self.amount or ''}"
 
@@ -81,7 +81,7 @@ current: Networks | None = None  # None: there are none
 _digest = ""
 
 
-def words(
+def override_texts(
     networks: Networks, identity: Identity, policies: Sequence[Policy], identities: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the overrides that apply to a check, as text per policy; () for none."""
@@ -93,16 +93,16 @@ def words(
     for policy, counted in zip(policies, identities, strict=True):
         by_address = counted.startswith("ip=")
         applying = [each for each in found if each.policy in (policy.name, EVERY_POLICY)]
-        texts.append(";".join([each.word for each in applying if by_address or each.every_client]))
+        texts.append(";".join([each.text for each in applying if by_address or each.every_client]))
     return tuple(texts) if any(texts) else ()
 
 
-def words_of_each(policies: Sequence[Policy], identities: Sequence[str]) -> tuple[str, ...]:
-    """As `words`, where each policy counts another client."""
+def override_texts_of_each(policies: Sequence[Policy], identities: Sequence[str]) -> tuple[str, ...]:
+    """As `override_texts`, where each policy counts another client."""
     if current is None:
         return ()
     pairs = zip(policies, identities, strict=True)
-    texts = [words(current, identity, (policy,), (identity,)) for policy, identity in pairs]
+    texts = [override_texts(current, identity, (policy,), (identity,)) for policy, identity in pairs]
     return tuple([text[0] if text else "" for text in texts]) if any(texts) else ()
 
 

@@ -42,16 +42,19 @@ class SlotCheck:
         self.error = error
         self._undecided += group
 
-    def to_refund(self) -> list[Any]:
-        """Decide what has no reply, and return what is to be refunded because a slot refused."""
+    def decide_unreached(self) -> None:
+        """Decide the policies of the slots that have no reply, without Redis."""
         self._add(*fallback.decide(self.check, self._undecided, charge=self.check.charge and self.allowed))
+
+    def take_refunds(self) -> list[Any]:
+        """Return what is to be refunded because a slot refused, and keep it no longer."""
         if self.allowed:
             return []
         receipts, self.receipts = self.receipts, []
         return receipts
 
-    def refunded_parts(self, receipts: list[Any]) -> list[Check]:
-        """Return the checks that get the figures after the refund."""
+    def peeks_after_refund(self, receipts: list[Any]) -> list[Check]:
+        """Return the checks, without charge, that get the figures after the refund."""
         charged = [receipt[0] for receipt in receipts if not isinstance(receipt, LocalReceipt)]
         return [check.part(range(len(check.identities)), charge=False) for check in charged]
 

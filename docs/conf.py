@@ -33,3 +33,42 @@ html_theme_options = {
     "source_branch": "main",
     "source_directory": "docs/",
 }
+
+# What people type into the search box where the words of a page alone rank others first: Sphinx lists the page of a
+# main index entry before the pages that merely have its words.
+SEARCHES = {
+    "algorithms": ["which algorithm", "sliding window", "fixed window", "token bucket", "leaky bucket"],
+    "choosing-a-limit": ["dry run", "shadow mode"],
+    "cluster": ["redis cluster", "redis sentinel"],
+    "commands": ["see who is blocked", "list blocked ips", "ban ip", "unblock user", "reset user"],
+    "decorator": ["limit by user", "limit whole site", "limit requests per minute", "rate limit middleware"],
+    "django-ratelimit": ["migrate from django-ratelimit"],
+    "exempting": ["whitelist ip", "disable rate limiting"],
+    "failure": ["redis down", "redis is down", "redis fails", "fail open", "fail closed"],
+    "headers": ["retry-after", "rate limit headers"],
+    "index": ["install"],
+    "login": ["brute force login", "lockout"],
+    "plans": ["daily quota", "change limit of one user"],
+    "proxies": ["x-forwarded-for", "cloudflare", "client ip"],
+    "service": ["use from node.js"],
+    "settings": ["settings", "settings reference"],
+    "sizing": ["memory"],
+    "tasks": ["celery task rate limit"],
+    "tenants": ["multi tenant"],
+    "testing": ["test rate limited view", "unit test without redis", "disable in tests", "testing"],
+    "troubleshooting": [
+        *("rate limit not working", "rate limiting not working", "more requests than limit"),
+        *("logged in user counted by ip", "all users share one counter", "429 in tests"),
+    ],
+}
+
+
+def add_index_entries(_app, page, source):
+    """Put the searches of a page above its title, where GitHub would show an empty block."""
+    if page in SEARCHES:
+        entries = ", ".join(f"! {words}" for words in SEARCHES[page])
+        source[0] = f"```{{index}} {entries}\n```\n\n{source[0]}"
+
+
+def setup(app):
+    app.connect("source-read", add_index_entries)

@@ -231,6 +231,47 @@ def test_independent_checks_reach_every_node_in_few_messages(cluster, limiter):
     assert [limiter.peek(f"user-{i}", Policy("each", "9/m")).current_count for i in range(60)] == [1] * 60
 
 
+def test_plain_commands_take_one_round_trip_per_node(lenient, monkeypatch):
+    for i in range(60):
+        check(f"user-{i}", Policy("each", "9/m", algo=FIXED_WINDOW))
+    keys = [key.decode() for key in lenient.scan("rlaas:rate_limit:*")]
+    sent, send = [], redis.Connection.send_packed_command
+
+    def counting(connection, *arguments, **options):
+        if threading.current_thread().name != TOPOLOGY_THREAD:
+            sent.append(connection.port)
+        return send(connection, *arguments, **options)
+
+    monkeypatch.setattr(redis.Connection, "send_packed_command", counting)
+    ttls = backend.run_commands([("PTTL", key) for key in keys])
+    assert len(ttls) == 60
+    assert all(0 < ttl <= 60_000 for ttl in ttls)
+    assert backend.run_commands([("MEMORY", "USAGE", key) for key in keys]) != [None] * 60
+    assert sorted(sent) == sorted(2 * [node.port for node in lenient.masters()])
+
+
+def test_a_plain_command_that_a_node_refuses_is_an_error_after_the_others_ran(lenient):
+    first, second, third = one_on_each(lenient)
+    check(second, Policy("each", "9/m", algo=FIXED_WINDOW))
+    counter = lenient.scan("rlaas:rate_limit:*")[0].decode()
+    with pytest.raises(backend.UnavailableError, match="WRONGTYPE"):
+        backend.run_commands([("SET", f"{{{first}}}", 1), ("LLEN", counter), ("SET", f"{{{third}}}", 1)])
+    assert backend.run_commands([("GET", f"{{{first}}}"), ("DEL", f"{{{third}}}")]) == [b"1", 1]
+
+
+def test_plain_commands_wait_for_a_node_as_long_as_a_page_does(strict):
+    """Longer than a decision."""
+    names = one_on_each(strict)
+    backend.run_commands([("GET", f"{{{name}}}") for name in names])  # connects
+    node = strict.masters()[1]
+    node.hang()
+    try:
+        with pytest.raises(backend.UnavailableError, match=f"timeout after {backend.ADMIN_TIMEOUT:g} s"):
+            backend.run_commands([("GET", f"{{{name}}}") for name in names])
+    finally:
+        node.resume()
+
+
 def test_a_receipt_is_refunded_once_in_every_slot(cluster, algo, clock):
     policies = [Policy("by-user", "5/m", key="user", algo=algo), Policy("by-ip", "5/m", key="ip", algo=algo)]
     ann = {"user": "ann", "ip": "192.0.2.1"}

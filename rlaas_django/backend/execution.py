@@ -63,14 +63,14 @@ async def aexecute(where: Topology, call: Call) -> Any:
         await asyncio.sleep(pause)
 
 
-def execute_each(where: Topology, calls: Sequence[Call]) -> list[Any]:
+def execute_each(where: Topology, calls: Sequence[Call], *, timeout: float | None = None) -> list[Any]:
     """Run independent calls, in one round trip per server; return each reply, or the UnavailableError in its place."""
     if where.master is not None and 0 < len(calls) <= MAX_PIPELINE:
-        return _pipeline(where, where.master, calls)
+        return _pipeline(where, where.master, calls, timeout)
     if not where.servers():
         where.wait_until_known()
     parts = _parts(where, calls, MAX_PIPELINE)
-    return _in_order(parts, [_pipeline(where, server, [calls[i] for i in part]) for server, part in parts])
+    return _in_order(parts, [_pipeline(where, server, [calls[i] for i in part], timeout) for server, part in parts])
 
 
 async def aexecute_each(where: Topology, calls: Sequence[Call]) -> list[Any]:
@@ -106,19 +106,19 @@ def _in_order(parts: Sequence[tuple[Server | None, list[int]]], found: Iterable[
     return [replies[i] for i in range(len(replies))]
 
 
-def _pipeline(where: Topology, server: Server | None, calls: Sequence[Call]) -> list[Any]:
+def _pipeline(where: Topology, server: Server | None, calls: Sequence[Call], timeout: float | None) -> list[Any]:
     """Send calls to one server as one message; those that it says it did not run are sent again."""
     try:
         server = _require(where, server)
-        results: list[Any] = server.send(Message(calls), keep_errors=True)
+        results: list[Any] = server.send(Message(calls), timeout=timeout, keep_errors=True)
         if unknown := _without_script(results):
-            again = server.send(_with_scripts([calls[i] for i in unknown]), keep_errors=True)
+            again = server.send(_with_scripts([calls[i] for i in unknown]), timeout=timeout, keep_errors=True)
             _put(results, unknown, again[-len(unknown) :])
     except (UnavailableError, RedisError) as error:
         return [_unavailable(where, error)] * len(calls)
     for i in _settle_errors(where, server, calls, results):
         try:
-            results[i] = execute(where, calls[i])
+            results[i] = execute(where, calls[i], timeout=timeout)
         except UnavailableError as error:
             results[i] = error
     return results
@@ -233,9 +233,14 @@ def run_commands(commands: Sequence[Sequence[Word]], server: Server | None = Non
         return []
     where = topology() if server is None else Topology(server, server.timeout)
     calls = [Call(None, _key(each), pack(each)) for each in commands]
-    if where.clustered:
-        return [execute(where, call, timeout=ADMIN_TIMEOUT) for call in calls]
-    replies: list[Any] = execute(where, Message(calls), timeout=ADMIN_TIMEOUT)
+    replies: list[Any]
+    if not where.clustered:
+        replies = execute(where, Message(calls), timeout=ADMIN_TIMEOUT)
+        return replies
+    replies = execute_each(where, calls, timeout=ADMIN_TIMEOUT)
+    for reply in replies:
+        if isinstance(reply, UnavailableError):
+            raise reply
     return replies
 
 

@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-READ_BY_TESTS = ("tests", "example_project", "benchmarks", "docs", "pyproject.toml", "Makefile", "tox.ini", "LICENSE")
+DIRECTORIES = (".ci", ".github", "benchmarks", "docs", "example_project", "tests")
 
 
 def copy(directory: Path) -> None:
     """Copy the tests, and the files that they read."""
-    for path in [*(ROOT / name for name in READ_BY_TESTS), *ROOT.glob("*.md")]:
-        if path.is_dir():
-            shutil.copytree(path, directory / path.name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
+    for name in DIRECTORIES:
+        if (ROOT / name).exists():  # the sdist has no hidden ones
+            shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ROOT.iterdir():
+        if path.is_file():
             shutil.copy(path, directory)
 
 

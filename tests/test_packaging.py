@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 import rlaas_django
 from tests.internals import ALGORITHMS
@@ -99,6 +102,19 @@ def test_the_wheel_requires_what_the_package_imports_in_versions_that_are_safe(w
     # The backend works with connections of redis-py and clients of django-redis: a major version is tried first.
     assert list(versions["redis"].filter(["5.3", "6.0", "8.1.0", "9.0"])) == ["6.0", "8.1.0"]
     assert list(versions["django-redis"].filter(["6.0", "7.0", "7.9", "8.0"])) == ["7.0", "7.9"]
+
+
+def test_tox_tests_the_oldest_versions_that_are_allowed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = [
+        project["optional-dependencies"][name] for name in ("client", "drf", "ninja", "opentelemetry", "prometheus")
+    ]
+    allowed = [Requirement(each) for each in itertools.chain(project["dependencies"], *extras)]
+    oldest = {
+        each.name: Version(bound.version) for each in allowed for bound in each.specifier if bound.operator == ">="
+    }
+    pinned = re.findall(r"^    oldest: (\S+)==(\S+)$", (ROOT / "tox.ini").read_text("utf-8"), re.MULTILINE)
+    assert {name: Version(version) for name, version in pinned if name != "hiredis"} == oldest
 
 
 def test_the_package_works_as_it_is_installed(wheel, tmp_path):

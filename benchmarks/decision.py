@@ -84,7 +84,7 @@ def _called(everyone: list[Contender]) -> Table:
 
 def _goals(results: Results) -> list[Goal]:
     default, rivals = results.those(OURS)[0], results.those(PEER)
-    goals = [
+    return [
         Goal(
             f"one decision with figures for headers, {outcome}, ÷ `ping()`",
             bound,
@@ -93,10 +93,12 @@ def _goals(results: Results) -> list[Goal]:
             best({each.name: results.of(each, case) for each in rivals}),
             _range(results, case),
         )
-        for outcome, case, bound in (("allowed", ALLOWED, 0.75), ("refused, asked of Redis", REFUSED, 0.65))
+        for outcome, case, bound in (
+            ("allowed", ALLOWED, 1.05),
+            ("refused, asked of Redis", REFUSED, 1.05),
+            ("allowed by three policies", THREE, 1.3),
+        )
     ]
-    three = best({each.name: results.three(each) for each in rivals})
-    return [*goals, Goal("three policies ÷ one policy", 1.25, True, results.three(default), three)]
 
 
 def _range(results: Results, case: Case) -> str:

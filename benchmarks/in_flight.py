@@ -75,9 +75,13 @@ def in_flight(effort: Effort) -> Findings:
     rows = [[each.name, each.called, *(spread(results[each.name, width]) for width in WIDTHS)] for each in FIELD]
     note = "The first line is measured against itself, and tells how steady the others are."
     table = Table("Async", ("", "called", *(f"{width} in flight" for width in WIDTHS)), rows, note)
-    rivals = {each.name: spread(results[each.name, 32]) for each in FIELD if each.kind == PEER}
-    mine = spread(results[FIELD[1].name, 32])
-    return Findings([table], [Goal("async, 32 in flight, ÷ `redis.asyncio` Script", 0.3, True, mine, best(rivals))])
+    return Findings([table], [_goal(results, width, bound) for width, bound in ((1, 0.65), (32, 0.3))])
+
+
+def _goal(results: Results, width: int, bound: float) -> Goal:
+    rivals = {each.name: spread(results[each.name, width]) for each in FIELD if each.kind == PEER}
+    mine = spread(results[FIELD[1].name, width])
+    return Goal(f"async, {width} in flight, ÷ `redis.asyncio` Script", bound, True, mine, best(rivals))
 
 
 async def _measure(number: int) -> Results:

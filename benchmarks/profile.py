@@ -55,7 +55,7 @@ def _steps(connected: socket.socket, algo: str, limit: int) -> list[Step]:
     for _ in range(2 * USERS):
         ask()
     planned = [plan(f"user{n % USERS}", policy, 1) for n in range(8 * USERS)]
-    calls = itertools.cycle([each.policy_set.call(each) for each in planned])
+    calls = itertools.cycle([each.pack() for each in planned])
     does_nothing = server.client().script_load("return 1")
     words = next(calls).packed.split(b"\r\n")[4::2]
     no_op = pack(("EVALSHA", does_nothing, *words[1:]))

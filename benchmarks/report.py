@@ -34,8 +34,8 @@ class Goal(NamedTuple):
     def verdict(self) -> str:
         if isinstance(self.measured, Failed):
             return "not measured"
-        reached = self.measured.median <= self.bound if self.at_most else self.measured.median >= self.bound
-        return "met" if reached else "MISSED"
+        missed_by = (self.measured.median / self.bound - 1) * (1 if self.at_most else -1)
+        return "met" if missed_by <= 0 else f"missed by {missed_by:.1%}"
 
     def row(self) -> list[str]:
         bound = f"{'≤' if self.at_most else '≥'} {self.bound:g}"

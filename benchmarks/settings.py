@@ -47,6 +47,6 @@ CACHES = {
     }
 }
 
-RATE_LIMITER: dict[str, object] = {}
+RATE_LIMITER: dict[str, object] = {"TIMEOUT": 5}  # a slow moment of the machine is no outage
 RATELIMIT_BACKEND = "redis"  # django-smart-ratelimit's
 RATELIMIT_REDIS = {"host": "127.0.0.1", "port": urlsplit(REDIS_URL).port}

@@ -1,4 +1,4 @@
-"""Failed log-ins, as Django's `user_login_failed` signal reports them, for `charge_when`."""
+"""Failed logins, as Django's `user_login_failed` signal reports them, for `charge_when`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def login_failed(response: HttpResponseBase) -> bool:  # noqa: ARG001
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Watch for failed log-ins, for the `login_failed` of every limit around a view."""
+    """Watch for failed logins, for the `login_failed` of every limit around a view."""
     outer = _current.get()
     if outer is not None and not outer.ended:
         yield

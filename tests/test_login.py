@@ -92,6 +92,15 @@ def test_the_page_is_shown_to_those_who_are_over_the_limit(login_site, ann):
     assert login_site.get("/login/").status_code == 200
 
 
+def test_failures_count_without_redis_where_the_policy_falls_back_to_local_counting(
+    login_site, ann, configure, redis_unavailable
+):
+    local = {name: {**policy, "on_failure": "local"} for name, policy in POLICIES.items()}
+    configure(POLICIES=local, MIDDLEWARE=RULES)
+    assert [login_site.post("/login/", RIGHT).status_code for _ in range(5)] == [302] * 5
+    assert [login_site.post("/login/", WRONG).status_code for _ in range(8)] == [200] * 3 + [429] * 5
+
+
 def test_a_name_is_limited_from_any_address_and_an_address_for_any_name(login_site, ann):
     def attempt(n, name):
         return login_site.post("/login/", {"username": name, "password": "x"}, address=f"203.0.113.{n}").status_code

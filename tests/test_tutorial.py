@@ -24,7 +24,7 @@ INSTALLS = ("python -m venv", ". env/bin/activate", "pip install")
 def shows(output: str, line: str) -> bool:
     """Return whether the output of a command of ours has a line; figures, units and widths differ in each run."""
     found = r"\s+".join(re.sub(r"\d[\d.\\]*", r"[\\d.,]+", re.escape(word)) for word in line.split())
-    for text, others in (("redis", "(redis|valkey)"), ("kB", "k?B"), ("times", "times?"), ("min", "(min|s)")):
+    for text, others in (("valkey", "(redis|valkey)"), ("kB", "k?B"), ("times", "times?"), ("min", "(min|s)")):
         found = found.replace(text, others)
     return re.search(found, output) is not None
 

@@ -9,6 +9,7 @@ import time
 from datetime import datetime
 
 import pytest
+from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.http import HttpResponse
@@ -17,6 +18,7 @@ from django.urls import reverse
 
 from rlaas_django import Policy, check, peek, rate_limit
 from rlaas_django import usage as panel
+from rlaas_django.admin import RateLimitsOfUser
 from rlaas_django.models import OperatorAction, Override
 from rlaas_django.stats import background, recorder
 from tests import urls  # noqa: F401  (its view is known to the panel as soon as it is imported)
@@ -295,6 +297,54 @@ def test_a_refused_user_is_on_the_watch_list_and_the_refusal_is_explained(admin_
     assert html.escape(explanation) in page.content.decode()
 
 
+@pytest.mark.parametrize(
+    ("policy", "cost", "words"),
+    [
+        (Policy("dear", "3/h"), 5, "0 of 3 in 1\u00a0h, refused at"),
+        (Policy("dear", "3/h"), 5, "code: the cost exceeds the limit"),
+        (Policy("tried", "3/h", shadow=True), 3, "3 of 3 in 1\u00a0h, over the limit at"),
+    ],
+)
+def test_a_cost_above_the_limit_and_a_shadow_policy_are_explained(admin_client, policy, cost, words):
+    check("bob", policy, cost=cost)
+    check("bob", policy, cost=cost)
+    background.run(20)
+    explanations = [text for _, text in admin_client.get(url("identity", id="bob")).context["refusals"]]
+    assert any(words in text for text in explanations), explanations
+
+
+def test_other_text_than_an_identity_is_searched_for_and_log_entries_link_to_it(admin_client):
+    assert admin_client.get(url("identity", id="no identity")).url == url("clients", q="no identity")
+    change = reverse("admin:rlaas_django_ratelimit_change", args=["ip_3D203.0.113.9"])
+    assert admin_client.get(change).url == url("identity", id="ip=203.0.113.9")
+
+
+class TestUserPages:
+    """RateLimitsOfUser, on the page of a user."""
+
+    @pytest.fixture
+    def users(self):
+        class Users(RateLimitsOfUser, admin.ModelAdmin):
+            pass
+
+        return Users(User, admin.site)
+
+    def test_the_usage_has_a_fieldset_for_those_who_may_view_it(self, users, admin_user, alice):
+        request = RequestFactory().get("/")
+        for request.user, titles in ((admin_user, [None, "Rate limits"]), (alice, [None])):
+            fieldsets = users.get_fieldsets(request, alice)
+            assert [title for title, _ in fieldsets] == titles
+            assert "rate_limits" not in fieldsets[0][1]["fields"]
+            assert users.get_fieldsets(request) == fieldsets[:1]
+
+    def test_it_shows_the_usage_also_while_redis_is_unavailable(self, users, alice):
+        check(alice.pk)
+        assert ">default<" in users.rate_limits(alice)
+        assert "rlaas_django/panel.css" in str(users.media)
+        with override_settings(CACHES=GONE):
+            assert "Redis is unavailable" in users.rate_limits(alice)
+
+
 class TestActions:
     def test_reset_allows_the_next_request(self, admin_client, alice):
         assert request_as(alice, 4)[-1] == 429
@@ -377,6 +427,12 @@ class TestActions:
             act(admin_client, identity="alice", action="block", hours="24", reason="spam")
         assert not Override.objects.exists()
         assert check("alice").allowed
+
+    def test_the_end_of_an_override_can_be_confirmed_first(self, admin_client):
+        act(admin_client, identity="alice", action="block", hours="24", reason="spam")
+        page = admin_client.post(url("end"), {"override": Override.objects.get().pk, "ask": "on"})
+        assert "The policy applies again from the next request." in page.content.decode()
+        assert Override.objects.active().count() == 1
 
     @pytest.mark.django_db(transaction=True)
     def test_an_override_can_be_ended_once(self, admin_client):

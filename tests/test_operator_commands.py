@@ -185,6 +185,22 @@ def test_a_username_names_the_user():
     assert rlaas("show", "ann").out.startswith(f"ann  user, {user.pk}\n")
 
 
+def test_the_overrides_of_one_policy_are_ended_alone():
+    for policy in ("search", "by-address"):
+        rlaas("limit", "alice", "--policy", policy, "--limit", "5", "--reason", "more")
+    (ended,) = rlaas("end", "alice", "--policy", "search", "--json").json
+    assert ended["policy"] == "search"
+    assert [each.policy for each in Override.objects.active()] == ["by-address"]
+
+
+def test_status_says_what_was_decided_without_redis(use, own):
+    use("unix:///nowhere.sock")
+    check("alice", "search")
+    use(own.url)
+    flush_statistics()
+    assert "1 were decided without Redis" in rlaas("status").out
+
+
 def test_an_end_without_an_override_says_so():
     result = rlaas("end", "alice")
     assert (result.code, result.err) == (1, "alice has no active override.\n")

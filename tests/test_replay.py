@@ -417,6 +417,19 @@ def test_a_request_without_an_identity_is_left_out(write):
     assert (policy["requests"], policy["without_identity"]) == (1, 1)
 
 
+def test_the_text_says_what_was_left_out(write):
+    lines = [json.dumps({"time": NOW, "user": "alice", "path": "/"}), line(NOW, path="/"), line(NOW, path="/other")]
+    printed = rlaas("replay", write(lines), "--policy", "1/m by ip").out
+    assert "1 requests have no identity to count by." in printed
+    printed = rlaas("replay", write(lines), "--policy", "1/m by ip", "--path", "/other").out
+    assert "2 others do not match --path, --method or --status." in printed
+
+
+def test_a_status_that_is_none_is_an_error(write, capsys):
+    assert rlaas("replay", write([line(NOW)]), "--policy", "1/m by ip", "--status", "6xx").code == 2
+    assert "'6xx' is no status; write 401 or 4xx" in capsys.readouterr().err
+
+
 def test_a_file_that_does_not_exist_is_an_error():
     result = rlaas("replay", "/nowhere/access.log", "--policy", "5/m by ip")
     assert result.code == 1

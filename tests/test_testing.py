@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.http import HttpResponse
 from django.test import AsyncClient, Client, SimpleTestCase, override_settings
 from django.urls import path
@@ -176,6 +177,8 @@ def test_exhaust_fails_a_test_of_a_view_without_a_limit(monkeypatch):
     monkeypatch.setattr("rlaas_django.testing.MAX_REQUESTS", 10)
     with pytest.raises(AssertionError, match="/free/ refused none of 10 requests"):
         exhaust(Client(), "/free/")
+    with pytest.raises(AssertionError, match="/free/ refused none of 10 requests"):
+        async_to_sync(aexhaust)(AsyncClient(), "/free/")
 
 
 @here

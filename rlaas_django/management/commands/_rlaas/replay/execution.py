@@ -22,7 +22,7 @@ from .timeline import Timeline
 
 TIMEOUT = 30.0  # seconds; nobody waits for a replayed request
 CALLS_PER_BATCH = 1000
-BATCHES_UNDER_WAY = 3
+BATCHES_UNDER_WAY = 2
 DELETED_TOGETHER = 10_000
 KEYS_PER_DELETION = 100
 

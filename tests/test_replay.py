@@ -7,6 +7,7 @@ import json
 import random
 import re
 import signal
+import threading
 import time
 from dataclasses import replace
 
@@ -501,6 +502,28 @@ def failing_after(calls: int):
             raise ZeroDivisionError
 
     return add
+
+
+def test_ctrl_c_while_the_thread_of_the_batches_starts_leaves_no_key(client, monkeypatch):
+    started, start = [], threading.Thread.start
+
+    def interrupted(thread) -> None:
+        start(thread)
+        started.append(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    client.config_resetstat()
+    requests = [LogRequest(NOW, f"10.0.0.{n}", "", "GET", "/", 200) for n in range(200)]
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Replay([("", Policy("own", "5/m", key="ip"))], ALGORITHMS, "default") as replay,
+    ):
+        replay.run([requests], lambda: None)
+    started[0].join(60)
+    assert not started[0].is_alive()
+    assert "cmdstat_evalsha" not in client.info("commandstats")  # nobody waits for it, so it has no batch
+    assert our_keys(client) == []
 
 
 def wait_for_keys(client) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -172,7 +172,7 @@ class Candidate:
                 else:
                     run.add_refused(client, reply[retry_after])
                     timeline.add(now, run.number + 1)
-        for histogram, numbers in zip(self.demand, zip(*demands, strict=True), strict=False):
+        for histogram, numbers in zip(self.demand, zip(*demands, strict=True), strict=False):  # there may be none
             histogram.add_all(numbers)
 
     def add_within_limit(self, requests: int) -> None:
@@ -201,13 +201,14 @@ class Candidate:
         self._by_name = {name: client for name, client in self._by_name.items() if client in left}
         self.approximate = True
 
-    def sum_up(self, clients: Iterable[Client]) -> None:
+    def sum_up(self, clients: Collection[Client]) -> None:
         """Count clients of which no more is known."""
-        for client in clients:
-            self.identities += 1
-            for histogram, peak in zip(self.peaks, client.demand.peaks, strict=True):
-                histogram.add(peak)
-            for run in self.runs:
+        self.identities += len(clients)
+        peaks = zip(*[client.demand.peaks for client in clients], strict=True)
+        for histogram, numbers in zip(self.peaks, peaks, strict=False):  # there may be no client
+            histogram.add_all(numbers)
+        for run in self.runs:
+            for client in clients:
                 run.add_client(client)
 
 

@@ -61,6 +61,8 @@ class Replay:
 
     def run(self, requests: Iterable[list[Request]], progress: Callable[[], None]) -> None:
         """Replay requests, sorted by time."""
+        # The thread starts before there is a batch: if Ctrl-C interrupts the start, `shutdown` will not wait for it.
+        self._worker.submit(int)
         with _without_garbage_collection():
             self._run(requests, progress)
         for candidate in self.candidates:

@@ -197,6 +197,16 @@ def test_addresses_are_those_behind_trusted_proxies_or_of_ip_meta_key(clock, con
     assert counted() == {"10.0.0.1", "203.0.113.9", "203.0.113.7"}
     settings.RATELIMIT_IPV4_MASK = 24
     assert "203.0.113.0%2F24" in counted()
+    settings.RATELIMIT_IP_META_KEY = lambda request: "198.51.100.7"
+    assert "198.51.100.0%2F24" in counted()
+    settings.RATELIMIT_IP_META_KEY = "HTTP_X_UNKNOWN"
+    with pytest.raises(ImproperlyConfigured, match="is no address; see RATELIMIT_IP_META_KEY"):
+        counted()
+
+
+def test_a_counter_needs_a_name():
+    with pytest.raises(ImproperlyConfigured, match="Write `group`, or `fn`"):
+        get_usage(factory.get("/"), key="ip", rate="9/m")
 
 
 # Rates

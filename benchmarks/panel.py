@@ -23,9 +23,9 @@ SIZES = (100, 10_000, 1_000_000)
 ROUNDS = 15
 PAGES = {
     "overview": ("changelist", {}),
-    "users, watch list": ("users", {}),
-    "users, all active": ("users", {"tab": "active"}),
-    "users, search": ("users", {"q": "admin"}),
+    "clients, watch list": ("clients", {}),
+    "clients, all active": ("clients", {"tab": "active"}),
+    "clients, search": ("clients", {"q": "admin"}),
     "one identity": ("identity", {"id": "17"}),
     "refusals": ("refusals", {}),
 }

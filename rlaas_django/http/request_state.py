@@ -96,7 +96,7 @@ class RequestState:
             (request.method or "")[:MAX_METHOD],  # the client chooses both, and they stay in memory
             request.path[:MAX_TEXT],
             client_address(request) if exceeded else "",
-            request.headers.get("User-Agent", "")[:MAX_TEXT] if exceeded else "",
+            request.META.get("HTTP_USER_AGENT", "")[:MAX_TEXT] if exceeded else "",  # `headers` reads all of META
             latencies,
             is_continued=self.observed > 0,
         )

@@ -16,8 +16,8 @@ from django.http.response import HttpResponseBase, ResponseHeaders
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
 from django.utils.timesince import TIME_STRINGS
+from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from .. import conf
 from ..core.decision import Decision, Outcome, strictest
@@ -49,12 +49,12 @@ def plain_refusal(request: HttpRequest, decision: Decision) -> HttpResponse | No
 
 def page(request: HttpRequest, decision: Decision) -> HttpResponse:
     """Return the refusal as a page, by the template `rlaas_django/429.html`."""
-    status = _status(decision)
+    status, wait = _status(decision), _wait(decision)
     context = {
-        **refusal_page.context(request, _wait(decision)),
+        **refusal_page.context(request, wait),
         "decision": decision,
-        "title": title(decision),
-        "detail": detail(decision),
+        "title": _title(status),
+        "detail": _detail(wait),
         "status": status,
     }
     try:
@@ -148,13 +148,12 @@ def _wait(decision: Decision) -> int | None:
     return None if decision.retry_after == math.inf else whole_seconds(decision.retry_after)
 
 
-def title(decision: Decision) -> str:
-    return _("Service temporarily unavailable") if decision.unavailable else _("Too many requests")
+def _title(status: int) -> str:
+    return _("Service temporarily unavailable") if status == 503 else _("Too many requests")
 
 
-def detail(decision: Decision) -> str:
+def _detail(wait: int | None) -> str:
     """Return what a person needs to know."""
-    wait = _wait(decision)
     if wait is None:
         return _("This request asks for more than its limit can ever give.")
     if wait < LONG_WAIT:
@@ -172,23 +171,26 @@ def in_words(seconds: int) -> str:
 
 
 def _problem(decision: Decision) -> HttpResponse:
-    violated = tuple(each.policy.label for each in decision.outcomes if not each.allowed and not each.policy.shadow)
-    body = _problem_body(decision.unavailable, title(decision), detail(decision), violated)
+    violated = tuple([each.policy.label for each in decision.outcomes if not each.allowed and not each.policy.shadow])
+    status = _status(decision)
+    body = _problem_body(get_language(), status, _wait(decision), violated)
     # With its length, so that the server does not send it in chunks.
     headers = {"Content-Type": PROBLEM_JSON, "Content-Length": str(len(body)), "Vary": "Accept"}
-    return HttpResponse(body, status=_status(decision), headers=headers)
+    return HttpResponse(body, status=status, headers=headers)
 
 
+# To translate its texts takes longer than the rest of a refusal.
 @lru_cache(maxsize=1024)
-def _problem_body(unavailable: bool, title: str, detail: str, violated: tuple[str, ...]) -> bytes:
-    kind, status = ("temporary-reduced-capacity", 503) if unavailable else ("quota-exceeded", 429)
-    problem = {"type": PROBLEMS + kind, "title": title, "status": status, "detail": detail}
+def _problem_body(language: str | None, status: int, wait: int | None, violated: tuple[str, ...]) -> bytes:  # noqa: ARG001
+    kind = "temporary-reduced-capacity" if status == 503 else "quota-exceeded"
+    problem = {"type": PROBLEMS + kind, "title": _title(status), "status": status, "detail": _detail(wait)}
     return json.dumps({**problem, "violated-policies": violated}).encode()
 
 
 def _text(decision: Decision) -> HttpResponse:
     headers = {"Content-Type": "text/plain; charset=utf-8", "Vary": "Accept"}
-    return HttpResponse(f"{title(decision)}. {detail(decision)}\n", status=_status(decision), headers=headers)
+    status = _status(decision)
+    return HttpResponse(f"{_title(status)}. {_detail(_wait(decision))}\n", status=status, headers=headers)
 
 
 async def arespond(function: Respond | None, request: HttpRequest, decision: Decision) -> HttpResponseBase:

@@ -26,6 +26,38 @@ MAX_AGE_BESIDE_OTHERS = 0.1  # where a policy that passed may come to refuse for
 MAX_ENTRIES = 10_000
 
 
+class CachedRefusal(Decision):
+    """A refusal as it is some seconds later; its outcomes are made when they are read."""
+
+    __slots__ = ("_age", "_made_outcomes", "_refusal", "_ttls")
+    _made_outcomes: tuple[Outcome, ...]
+
+    def __init__(self, refusal: Decision, age: float, ttls: tuple[int, ...]) -> None:
+        self._refusal, self._age, self._ttls, self._made_outcomes = refusal, age, ttls, ()
+        self.allowed, self.degraded, self.latency, self.receipts = False, False, None, []
+        self.policy, self.limit, self.current_count = refusal.policy, refusal.limit, refusal.current_count
+        self.remaining = refusal.remaining
+        self.retry_after, self.reset_after = refusal.retry_after - age, max(0.0, refusal.reset_after - age)
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:  # type: ignore[override]
+        if not self._made_outcomes:
+            pairs = zip(self._refusal.outcomes, self._ttls, strict=True)
+            self._made_outcomes = tuple([_later(outcome, self._age, ttl) for outcome, ttl in pairs])
+        return self._made_outcomes
+
+    @property
+    def ttl(self) -> int:  # type: ignore[override]
+        return next(outcome.ttl for outcome in self.outcomes if outcome.policy is self.policy)
+
+
+def _later(outcome: Outcome, age: float, ttl: int) -> Outcome:
+    policy, identity, allowed, limit, count, remaining, retry_after, reset_after, _, degraded = outcome
+    retry_after, reset_after = max(0.0, retry_after - age), max(0.0, reset_after - age)
+    figures = limit, count, remaining, retry_after, reset_after, ttl or math.ceil(reset_after), degraded
+    return Outcome(policy, identity, allowed, *figures)
+
+
 class _Entry(NamedTuple):
     decision: Decision
     # By this process' clock: when Redis was called, and when it had replied. The wait begins between the two.
@@ -54,7 +86,7 @@ class RefusalCache:
             or self._is_invalid(check, entry.checked_at)
         ):
             return None
-        return _later(entry.decision, now - entry.decided_at, check.policy_set.ttls)
+        return CachedRefusal(entry.decision, now - entry.decided_at, check.policy_set.ttls)
 
     def store(self, check: Check, decision: Decision, checked_at: float) -> None:
         """Keep a refusal for as long as it holds."""
@@ -101,17 +133,6 @@ def _max_age(refusal: Decision) -> float:
 def _longest_wait(policy: Policy) -> float:
     """Return a bound of the seconds that any request can have to wait under a policy."""
     return 2 * policy.window * max(1.0, policy.capacity / policy.fixed_rate.limit)
-
-
-def _later(refusal: Decision, seconds: float, ttls: tuple[int, ...]) -> Decision:
-    """Return a refusal as it is some seconds later."""
-    outcomes = []
-    for outcome, ttl in zip(refusal.outcomes, ttls, strict=True):
-        policy, identity, allowed, limit, count, remaining, retry_after, reset_after, _, degraded = outcome
-        retry_after, reset_after = max(0.0, retry_after - seconds), max(0.0, reset_after - seconds)
-        figures = limit, count, remaining, retry_after, reset_after, ttl or math.ceil(reset_after), degraded
-        outcomes.append(Outcome(policy, identity, allowed, *figures))
-    return Decision(False, tuple(outcomes))
 
 
 def cached_refusals() -> RefusalCache:

@@ -7,6 +7,8 @@ import threading
 import time
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
+
 from . import conf
 from .core import process
 from .core.decision import Outcome
@@ -50,10 +52,17 @@ def admits(level: int) -> bool:
     """Return whether a line of this level may be written now; if so, it counts as written."""
     if not logger.isEnabledFor(level):
         return False
-    admitted, suppressed = _budget.take(int(time.monotonic()), conf.config().log_lines)
+    admitted, suppressed = _budget.take(int(time.monotonic()), _lines_per_second())
     if suppressed:
         logger.warning("%d lines were suppressed: RATE_LIMITER['LOG_LINES_PER_SECOND'] was reached.", suppressed)
     return admitted
+
+
+def _lines_per_second() -> int:
+    try:
+        return conf.config().log_lines
+    except ImproperlyConfigured:  # a background thread must not end because it cannot log
+        return int(conf.DEFAULTS["LOG_LINES_PER_SECOND"])
 
 
 class Budget:

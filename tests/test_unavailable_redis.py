@@ -472,3 +472,10 @@ def test_charge_when_refunds_what_was_charged_locally(site_on_one_loop, redis_un
     responses = [site_on_one_loop.get() for _ in range(LIMIT + 3)]
     assert {response.status_code for response in responses} == {404}
     assert {response.headers["X-RateLimit-Remaining"] for response in responses} == {str(LIMIT)}
+
+
+def test_a_breaker_logs_also_while_the_settings_are_invalid(breaker, settings, log_lines):
+    """As a background thread may, whose servers are those of other settings."""
+    settings.RATE_LIMITER = {"USE_ALGO": "no-such-algo"}
+    breaker.log_error(ConnectionError("refused"))
+    assert len(log_lines("refused")) == 1

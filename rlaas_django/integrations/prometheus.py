@@ -116,5 +116,5 @@ def exposition() -> tuple[bytes, str]:
     registry = REGISTRY
     if multiprocess():
         registry = CollectorRegistry()
-        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        MultiProcessCollector(registry)
     return generate_latest(registry), CONTENT_TYPE_LATEST

@@ -13,11 +13,11 @@ from rlaas_django.backend import circuit_breaker as breaker_module
 from rlaas_django.backend import pool as pool_module
 from rlaas_django.backend.circuit_breaker import CircuitBreaker
 from rlaas_django.backend.commands import pack
+from rlaas_django.backend.connection import ConnectionOptions
 from rlaas_django.backend.errors import NextAttempt, next_attempt
 from rlaas_django.backend.pool import Pool
 from rlaas_django.backend.scripts import FILES as LUA_FILES
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
-from rlaas_django.backend.server import ConnectionOptions
 from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
 from rlaas_django.checks import check_proxies, check_settings, check_shared_cache
 from rlaas_django.conf import POLICY_OPTIONS

@@ -38,17 +38,17 @@ def test_the_command_is_what_packing_it_word_by_word_gives(number, options):
         name = "".join(rng.choices(CHARACTERS, k=length))
         identities, cost = policy_set.identify(name), rng.choice([0, 1, 1, 1, 7, 10**6])
         assert identities == (name,) * number
-        unique, operation = unique_id(), "check" if cost else "peek"
-        call = Check(policy_set, identities, cost, cost > 0, unique).pack()
-        assert call.packed == pack_words(words(policy_set, identities, unique, cost, operation))
+        operation = "check" if cost else "peek"
+        call = Check(policy_set, identities, cost, cost > 0).pack()
+        assert call.packed == pack_words(words(policy_set, identities, call.unique, cost, operation))
 
 
 def test_identities_that_differ_have_an_override_key_each():
     policy_set = compile_policies((Policy("u", "5/m", key="user"), Policy("i", "5/m", key="ip")))
     identities = policy_set.identify({"user": "alice", "ip": "203.0.113.9"})
     assert identities == ("alice", "ip=203.0.113.9")
-    call = Check(policy_set, identities, 1, True, "unique").pack()
-    assert call.packed == pack_words(words(policy_set, identities, "unique", 1, "check"))
+    call = Check(policy_set, identities, 1, True).pack()
+    assert call.packed == pack_words(words(policy_set, identities, call.unique, 1, "check"))
 
 
 @pytest.mark.parametrize("key", ["user", "ip", "token", "global"])

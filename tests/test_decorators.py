@@ -341,6 +341,13 @@ def test_an_invalid_cost_of_a_function_is_logged_and_counts_as_1(site, configure
     assert "is not a whole number of at least 0" in caplog.text
 
 
+def test_a_cost_of_a_function_that_is_too_large_for_the_algorithm_is_logged_and_counts_as_the_most(site, caplog):
+    site.serve(rate_limit("20000/m", cost=lambda request: 10_001, algo="sliding-window-algo")(site.view(ok)))
+    assert site.get().headers["X-RateLimit-Remaining"] == "10000"
+    assert "the cost 10001 is over 10000" in caplog.text
+    assert "10000 is charged." in caplog.text
+
+
 # Groups and counters
 
 

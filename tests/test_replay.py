@@ -278,7 +278,7 @@ def test_verdicts_equal_check_on_a_frozen_clock(algo, client, requests, limit, b
     (found,) = replayed(policy, requests).candidates[0].runs
     assert {name: number for number, name in found.worst} == refused
     assert found.refused == sum(refused.values())
-    assert found.longest_wait == longest * 1000
+    assert found.longest_wait == round(longest * 1000)
     if algo in (SLIDING_WINDOW, SLIDING_WINDOW_COMPACT):
         assert found.most_admitted <= limit
 
@@ -291,7 +291,7 @@ def test_algorithms_beside_each_other_decide_as_each_does_alone(client, requests
     for run in replayed(policy, requests).candidates[0].runs:
         refused, longest = refused_by_check(replace(policy, algo=run.policy.algo), requests)
         assert {name: number for number, name in run.worst} == refused, run.policy.algo
-        assert run.longest_wait == longest * 1000
+        assert run.longest_wait == round(longest * 1000)
 
 
 @hypothesis_settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

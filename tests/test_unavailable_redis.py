@@ -14,6 +14,7 @@ import pytest
 import redis.asyncio
 from django.http import HttpResponse
 
+import rlaas_django
 from rlaas_django import Policy, acheck, check, rate_limit, reset
 from tests.faults import CHUNK, Loopback, messages
 from tests.http import OURS, ok
@@ -171,7 +172,8 @@ def test_name_that_redis_py_has_no_more_is_an_error_of_the_request(limiter, own,
     """And not a reason to decide without Redis from then on."""
     modules = redis.connection, redis.asyncio.connection
     classes = [module.AbstractConnection for module in modules] + [redis.connection.ConnectionInterface]
-    limiter.check("alice", ROOMY)
+    if limiter is not rlaas_django or "can_read" in names:  # sync, a connection looks up how to send when it is made
+        limiter.check("alice", ROOMY)
     with monkeypatch.context() as patch:
         for each, name in product(classes, names):
             patch.delattr(each, name, raising=False)
@@ -334,13 +336,13 @@ def test_exhausted_pool_is_decided_by_on_failure(on_failure, site, target, use_u
     monkeypatch.setattr(pool_module, "MAX_WAIT", 0.02)
     site.serve(rate_limit(limited(on_failure))(ok))
     pool = connection_pool()
-    held = [pool.acquire()[0] for _ in range(2)]
+    held = [pool.acquire(0.0) for _ in range(2)]
     expected = {"open": [200] * 5, "closed": [503] * 5, "local": [200] * 4 + [429]}
     assert site.statuses(5) == expected[on_failure]
     assert circuit_breaker().error is None  # the server is not to blame
     assert 1 <= len(log_lines("All 2 connections are in use")) < 5  # one per second, on a busy machine a few
     pool.discard(held[0])
-    pool.release(held[1])
+    pool.release(held[1], 0.0)
     assert site.get().headers["X-RateLimit-Remaining"] == "3"
 
 

@@ -16,7 +16,8 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from .. import conf
 from ..cluster import ConnectionFactory
 from . import scripts
-from .server import MAX_CONNECTIONS, ConnectionOptions, Server
+from .connection import MAX_CONNECTIONS, ConnectionOptions
+from .server import Server
 from .topology import ClusterTopology, SentinelTopology, Topology
 
 

@@ -16,11 +16,7 @@ Word = str | bytes | int | float
 class Call:
     """A packed command, for the server that has its keys."""
 
-    key = ""  # one of the keys, which are all in one slot; '' where there is one server
-    reply_type: type | None = None  # int; list, of whole numbers; None: whatever
-    is_refund = False
-    parts: tuple[Call, ...] | None = None  # of a message
-    on_abandoned: Callable[[Any], None] | None = None  # gets a result that nobody awaits
+    __slots__ = ("is_refund", "key", "on_abandoned", "packed", "parts", "reply_type", "script", "sent_at")
 
     def __init__(
         self,
@@ -32,7 +28,12 @@ class Call:
         is_refund: bool = False,
     ) -> None:
         self.script = script  # what to load where the server does not know it
-        self.key, self.packed, self.reply_type, self.is_refund = key, packed, reply_type, is_refund
+        self.key = key  # one of the keys, which are all in one slot; '' where there is one server
+        self.packed, self.is_refund = packed, is_refund
+        self.reply_type = reply_type  # int; list, of whole numbers; None: whatever
+        self.parts: tuple[Call, ...] | None = None  # of a message
+        self.sent_at = 0.0  # by `time.monotonic`
+        self.on_abandoned: Callable[[Any], None] | None = None  # gets a result that nobody awaits
 
     def read(self, reply: Any) -> Any:
         """Return what a reply means to the caller; UnexpectedReplyError when it cannot be to this call."""
@@ -49,6 +50,8 @@ class Call:
 
 class Message(Call):
     """Several calls that are sent together; their replies are a list."""
+
+    __slots__ = ()
 
     def __init__(self, calls: Iterable[Call]) -> None:
         parts = tuple(calls)

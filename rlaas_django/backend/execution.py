@@ -21,7 +21,7 @@ TRYAGAIN_PAUSE = 0.003  # seconds; a slot is on its way from node to node
 ADMIN_TIMEOUT = 1.0  # seconds that a page waits for a reply, where a decision waits for RATE_LIMITER['TIMEOUT']
 
 
-def execute(where: Topology, call: Call, *, timeout: float | None = None) -> Any:
+def execute(where: Topology, call: Call, timeout: float | None = None) -> Any:
     """Run a call on the server that has its keys, and return the reply; UnavailableError when there is none."""
     server = where.master or where.server_for(call.key)
     if server is None:
@@ -32,7 +32,7 @@ def execute(where: Topology, call: Call, *, timeout: float | None = None) -> Any
     sent, attempts = call, None
     while True:
         try:
-            reply = server.send(sent, timeout=timeout)
+            reply = server.send(sent, timeout)
             return reply if sent is call else reply[-1]  # after those of SCRIPT LOAD or ASKING
         except ResponseError as error:
             attempts = attempts or _Attempts(where, call)

@@ -31,7 +31,7 @@ class Multiplexer:
 
     def __init__(self, server: Server) -> None:
         self.loop, self._server = asyncio.get_running_loop(), server
-        self._connection = server.options.async_connection()
+        self._connection, self._read_reply = server.options.async_connection()
         self._waiting: deque[tuple[Call, asyncio.Future[Any]]] = deque()
         self._batch: list[tuple[Call, asyncio.Future[Any]]] = []  # sent, or about to be
         self._worker: asyncio.Task[None] | None = None
@@ -116,17 +116,14 @@ class Multiplexer:
         """Return the result of a call; an error reply is given, not raised."""
         if call.parts is not None:
             return [await self._read(part) for part in call.parts]
-        try:
-            reply = await self._connection.read_response(disconnect_on_error=False)
-        except redis.ResponseError as error:
-            return error
-        return call.read(reply)
+        reply = await self._read_reply()
+        return reply if isinstance(reply, redis.ResponseError) else call.read(reply)
 
     async def _expect_no_more(self) -> None:
         """Raise an UnexpectedReplyError if another reply has come; the end of the connection is none."""
         if hasattr(self._connection, "can_read") and await self._connection.can_read():
             with contextlib.suppress(redis.ConnectionError):
-                raise UnexpectedReplyError(await self._connection.read_response(disconnect_on_error=False))
+                raise UnexpectedReplyError(await self._read_reply())
 
     async def _is_stale(self) -> bool:
         """Return whether the server closed the connection, or sent something that nobody asked for."""

@@ -7,66 +7,58 @@ held here, in a list: `pop` and `append` are atomic.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
-import redis
-
+from .connection import HeldConnection
 from .errors import PoolExhaustedError
 
 MAX_WAIT = 5.0  # seconds for a free connection while the server answers
 FRESH = 0.005  # seconds: a connection used since then is not examined, which would take a sixth of a call
-NOT_CONNECTED = -math.inf
 
 
 class Pool:
     """At most `maximum` connections, the one used last first; they connect when they are acquired."""
 
-    def __init__(self, make: Callable[[], Any], maximum: int, is_available: Callable[[], bool]) -> None:
+    def __init__(self, make: Callable[[], HeldConnection], maximum: int, is_available: Callable[[], bool]) -> None:
         self.maximum = maximum
         self._make, self._is_available = make, is_available
-        self._idle: list[tuple[Any, float]] = []  # with the time of the last use, or NOT_CONNECTED
+        self._idle: list[HeldConnection] = []
         self._lost_at = 0.0  # when a connection was found closed: those used before are examined
-        self._made: weakref.WeakSet[Any] = weakref.WeakSet()  # without one that an interrupted call dropped
+        self._made: weakref.WeakSet[HeldConnection] = weakref.WeakSet()  # without one that an interrupted call dropped
         self._released = threading.Condition(threading.Lock())
         self._waiting = 0
 
-    def acquire(self) -> tuple[Any, bool]:
-        """Return a connection that is connected, and whether it is new."""
+    def acquire(self, now: float) -> HeldConnection:
+        """Return a connection that is connected."""
         try:
-            connection, used = self._idle.pop()
+            connection = self._idle.pop()
         except IndexError:
-            connection, used = self._make_or_wait()
-        if used > self._lost_at and time.monotonic() - used < FRESH:
-            return connection, False
-        if used != NOT_CONNECTED and not _is_stale(connection):
-            return connection, False
-        try:
-            connection.disconnect()
-            connection.connect()
-        except BaseException as error:
-            self.discard(connection)
-            if isinstance(error, redis.ResponseError):  # to AUTH or SELECT
-                raise redis.ConnectionError(str(error)) from error
-            raise
-        return connection, True
+            connection = self._make_or_wait()
+        last_call = connection.last_call
+        if (last_call <= self._lost_at or now - last_call >= FRESH) and connection.is_stale():
+            try:
+                connection.connect()
+            except BaseException:
+                self.discard(connection)
+                raise
+        return connection
 
-    def release(self, connection: Any, used: float | None = None) -> None:
+    def release(self, connection: HeldConnection, last_call: float) -> None:
         """Take back a connection on which no reply is outstanding."""
-        self._idle.append((connection, time.monotonic() if used is None else used))
+        connection.last_call, connection.is_new = last_call, False
+        self._idle.append(connection)
         if self._waiting:
-            with self._released:
-                self._released.notify_all()
+            self._notify()
 
-    def discard(self, connection: Any) -> None:
+    def discard(self, connection: HeldConnection) -> None:
         """Take back a connection on which a reply may still arrive: it is closed, so that nobody else reads it."""
         connection.disconnect()
-        self.release(connection, NOT_CONNECTED)
+        self._idle.append(connection)
+        self._notify()
 
     def examine_idle(self) -> None:
         """Have the connections examined before they are used again: the server closed one, and perhaps others."""
@@ -77,11 +69,15 @@ class Pool:
         idle = []
         with suppress(IndexError):  # none is left
             while True:
-                idle.append(self._idle.pop()[0])
+                idle.append(self._idle.pop())
         for connection in idle:
             self.discard(connection)
 
-    def _make_or_wait(self) -> tuple[Any, float]:
+    def _notify(self) -> None:
+        with self._released:
+            self._released.notify_all()
+
+    def _make_or_wait(self) -> HeldConnection:
         deadline = time.monotonic() + MAX_WAIT
         with self._released:
             self._waiting += 1
@@ -92,17 +88,9 @@ class Pool:
                     if len(self._made) < self.maximum:
                         connection = self._make()
                         self._made.add(connection)
-                        return connection, NOT_CONNECTED
+                        return connection
                     self._released.wait(deadline - time.monotonic())
                     if not self._is_available() or time.monotonic() >= deadline:
                         raise PoolExhaustedError(f"All {self.maximum} connections are in use.")
             finally:
                 self._waiting -= 1
-
-
-def _is_stale(connection: Any) -> bool:
-    """Return whether the server closed the connection, or sent something that nobody asked for."""
-    try:
-        return bool(connection.can_read(timeout=0))
-    except redis.RedisError:
-        return True

@@ -1,84 +1,22 @@
 """One Redis server as it is reached from this process: its circuit breaker, and connections for threads and loops.
 
-Connections are made as the site's cache makes its own: its connection class, its options, but our own time limits.
 A call that may have run is never sent again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar, NamedTuple
+from time import monotonic
+from typing import Any, ClassVar
 
 import redis
-import redis.asyncio
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from .circuit_breaker import CircuitBreaker
 from .commands import Call
+from .connection import ConnectionOptions, HeldConnection
 from .errors import PROGRAMMING_ERRORS, PoolExhaustedError, UnexpectedReplyError, concerns_whole_server
 from .multiplexer import Multiplexer
 from .pool import Pool
-
-Address = tuple[str, int]
-MAX_CONNECTIONS = 100  # per process and server
-
-# Options of the cache that our connections do not take over: what would repeat a call, what changes the replies that we
-# read, what belongs to redis-py's own pools, and the time limits, which are RATE_LIMITER['TIMEOUT'].
-_IGNORED_OPTIONS = {
-    *("retry", "retry_on_timeout", "retry_on_error", "health_check_interval"),
-    *("decode_responses", "protocol", "cache", "cache_config"),
-    *("connection_class", "connection_pool", "max_connections", "timeout", "url", "ssl"),
-    *("socket_timeout", "socket_connect_timeout"),
-}
-# Accepted by redis-py's connections for threads alone.
-_SYNC_ONLY = {
-    *("parser_class", "command_packer", "socket_type", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled"),
-    *("ssl_ocsp_context", "ssl_ocsp_expected_cert"),
-}
-_ASYNC_CLASSES: tuple[tuple[type, type], ...] = (
-    (redis.SSLConnection, redis.asyncio.SSLConnection),
-    (redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection),
-    (redis.Connection, redis.asyncio.Connection),
-)
-
-
-class ConnectionOptions(NamedTuple):
-    """What connections to one server are made of."""
-
-    connection_class: type[Any]
-    options: dict[str, Any]
-    maximum: int
-
-    @classmethod
-    def of(cls, connection_class: type[Any], options: dict[str, Any], maximum: int) -> ConnectionOptions:
-        """Return the options of a cache's pool, without those that are ignored."""
-        names = [name for name in options if name not in _IGNORED_OPTIONS and not name.startswith(("maint_", "oss_"))]
-        kept = {name: options[name] for name in names}
-        return cls(connection_class, {**kept, "protocol": 2}, min(maximum, MAX_CONNECTIONS))
-
-    def at(self, address: Address) -> ConnectionOptions:
-        """Return the same for another server."""
-        return self._replace(options={**self.options, "host": address[0], "port": address[1]})
-
-    @property
-    def address(self) -> Address:
-        """The host and port; of a unix socket, the path and 0."""
-        if "path" in self.options:
-            return str(self.options["path"]), 0
-        return str(self.options.get("host") or "localhost"), int(self.options.get("port") or 6379)
-
-    def connection(self, timeout: float) -> Any:
-        """Return a new connection for threads, not connected yet."""
-        limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
-        return self.connection_class(**self.options, **limits)
-
-    def async_connection(self) -> Any:
-        """Return a new connection for a loop, not connected yet; the multiplexer keeps the time."""
-        kind = next(other for known, other in _ASYNC_CLASSES if issubclass(self.connection_class, known))
-        options = {name: value for name, value in self.options.items() if name not in _SYNC_ONLY}
-        return kind(**options, retry=AsyncRetry(NoBackoff(), 0), socket_timeout=None, socket_connect_timeout=None)
 
 
 class Server:
@@ -96,27 +34,33 @@ class Server:
         self._pool = Pool(lambda: options.connection(timeout), options.maximum, lambda: breaker.error is None)
         self._is_fake = options.connection_class.__module__.partition(".")[0] == "fakeredis"
 
-    def send(self, call: Call, *, timeout: float | None = None, keep_errors: bool = False) -> Any:
+    def send(self, call: Call, timeout: float | None = None, keep_errors: bool = False) -> Any:
         """Return the result, or the list of results; the first error among them is raised, or kept in its place.
 
         A call with a timeout of its own is that of a page.
         """
-        pool, connection, is_new, is_decision = self._pool, None, True, timeout is None
+        pool, sent_at = self._pool, monotonic()
+        call.sent_at = sent_at
+        connection: HeldConnection | Any = None
         try:
-            connection, is_new = pool.acquire()
-            connection.send_packed_command((call.packed,), check_health=False)
-            if not is_decision and not connection.can_read(timeout):
+            connection = pool.acquire(sent_at)
+            connection.send((call.packed,), check_health=False)
+            if timeout is not None and not connection.can_read(timeout):
                 raise redis.TimeoutError
             if call.parts is None:
-                result = call.read(connection.read_response())
+                reply = connection.read()
+                if isinstance(reply, redis.ResponseError):
+                    raise reply
+                result = call.read(reply)
             else:
                 result = [_read(connection, part) for part in call.parts]
         except redis.ResponseError as error:  # after one, the connection is as good as after any reply
-            pool.release(connection)
-            self._record_error(error, is_decision=is_decision)
+            pool.release(connection, sent_at)
+            self._record_error(error, is_decision=timeout is None)
             raise
         except BaseException as error:  # noqa: BLE001  (raised again)
             # Recorded first: a thread that waits for the connection would take it to a server that fails.
+            is_new = connection is None or connection.is_new
             failure = self.record_failure(error, is_new, timeout) if isinstance(error, Exception) else error
             try:
                 if connection is not None:
@@ -126,16 +70,16 @@ class Server:
                 raise failure from error
             finally:
                 del failure  # or it and this frame, with the connection, would keep each other alive
-        pool.release(connection)
+        pool.release(connection, sent_at)
         if self.breaker.failed or call.parts is not None:
-            self._record_result(result, is_decision=is_decision, keep_errors=keep_errors)
+            self._record_result(result, is_decision=timeout is None, keep_errors=keep_errors)
         return result
 
     async def asend(self, call: Call, *, keep_errors: bool = False) -> Any:
         """As `send`, without blocking the event loop."""
         if self._is_fake:  # fakeredis has no socket, and waits for nothing
             return self.send(call, keep_errors=keep_errors)
-        loop = asyncio.get_running_loop()
+        loop, call.sent_at = asyncio.get_running_loop(), monotonic()
         multiplexer = self._multiplexers.get((self, loop)) or self._open_multiplexer(loop)
         future = multiplexer.execute(call)
         try:
@@ -190,6 +134,8 @@ class Server:
             return error
         if isinstance(error, (TimeoutError, redis.TimeoutError)):
             error = redis.TimeoutError(f"timeout after {timeout or self.timeout:g} s")
+        elif isinstance(error, OSError):
+            error = redis.ConnectionError(f"Error while reading from {self.name}: {error}")
         elif not isinstance(error, redis.RedisError):
             error = redis.InvalidResponse(f"{self.name} did not reply as Redis does: {error!r}")
         is_lost = type(error) is redis.ConnectionError
@@ -202,8 +148,10 @@ class Server:
         return error
 
 
-def _read(connection: Any, call: Call) -> Any:
+def _read(connection: HeldConnection, call: Call) -> Any:
+    """Return the result of one call of a message; an error reply is returned, not raised."""
     try:
-        return call.read(connection.read_response())
-    except redis.ResponseError as error:
+        reply = connection.read()
+    except redis.ResponseError as error:  # as a connection raises it that is not redis-py's own
         return error
+    return reply if isinstance(reply, redis.ResponseError) else call.read(reply)

@@ -18,7 +18,8 @@ from redis.exceptions import AskError, MovedError, RedisClusterException
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from .. import log
-from .server import Address, ConnectionOptions, Server
+from .connection import Address, ConnectionOptions
+from .server import Server
 
 
 class Topology:

@@ -40,7 +40,7 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 # Everything printable in ASCII but the space and what has a meaning in our keys: : / = { } %
 _SAFE = "!\"#$&'()*+,;<>?@[\\]^`|~"
-is_plain = re.compile(r"[0-9A-Za-z_.@+-]{1,128}").fullmatch  # whether text is its own encoding, as nearly all is
+_is_plain = re.compile(r"[0-9A-Za-z_.@+-]{1,128}").fullmatch  # whether text is its own encoding, as nearly all is
 
 # An IPv4 address as `ipaddress` writes it, which takes ten times as long to parse and write.
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
@@ -136,7 +136,7 @@ def encode_name(kind: str, name: object, encoding: Encoding) -> str:
     if not text:
         raise ValueError(f"An identity of kind {kind!r} is empty; all without one would share a counter.")
     if kind == "user":
-        return "%67lobal" if text == GLOBAL else encode(text)
+        return encode_user(text) if len(text) <= MAX_LENGTH else encode(text)
     if kind == "ip":
         return _encode_address(text, encoding.ipv6_prefix)
     if kind in ("token", "header"):
@@ -146,7 +146,7 @@ def encode_name(kind: str, name: object, encoding: Encoding) -> str:
 
 def encode(text: str) -> str:
     """Return text as it may stand in a key."""
-    if is_plain(text):
+    if _is_plain(text):
         return text
     encoded = quote(text, safe=_SAFE, errors="surrogatepass")
     if len(encoded) <= MAX_LENGTH:
@@ -195,7 +195,13 @@ def digest(text: str, key: bytes = b"") -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, key=key).hexdigest()
 
 
-# Addresses repeat, and parsing one takes ten times as long as a look-up.
+# Names and addresses repeat, and to encode one takes up to ten times as long as a look-up.
+@lru_cache(maxsize=4096)
+def encode_user(name: str) -> str:
+    """Return the encoded identity of a user, whose name has at most MAX_LENGTH characters: so the cache stays small."""
+    return "%67lobal" if name == GLOBAL else encode(name)
+
+
 @lru_cache(maxsize=4096)
 def _encode_address(text: str, ipv6_prefix: int) -> str:
     return f"ip={encode(counted_address(text, ipv6_prefix))}"

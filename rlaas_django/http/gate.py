@@ -70,7 +70,7 @@ class Gate:
         if policy_set is None and policies:
             policy_set = compile_policies(policies)
         cost = self.limits.cost
-        self.cost = call_cost(cost, request) if callable(cost) else cost
+        self.cost = call_cost(cost, request, policy_set) if callable(cost) else cost
         return identity, policy_set, self.cost
 
     def note_result(self) -> Decision | None:

@@ -16,7 +16,8 @@ from django.utils.module_loading import import_string
 
 from .. import conf, log
 from ..core.keys import Name
-from ..core.policy import DEFAULT, KeyFunction, Policy, PolicyError, Rate, shown
+from ..core.policy import DEFAULT, MAX_COST, KeyFunction, Policy, PolicyError, Rate, shown
+from ..limiter.compiled import CompiledPolicySet
 
 
 def site_function(value: Any) -> Any:
@@ -52,17 +53,26 @@ def call_rate(policy: Policy, request: HttpRequest) -> Rate | None:
     return conf.config().policy(DEFAULT).fixed_rate
 
 
-def call_cost(function: Callable[[HttpRequest], int], request: HttpRequest) -> int:
-    """Return the cost of a request."""
+def call_cost(
+    function: Callable[[HttpRequest], int], request: HttpRequest, policy_set: CompiledPolicySet | None
+) -> int:
+    """Return the cost of a request under these policies."""
     try:
         cost = function(request)
     except Exception as error:  # noqa: BLE001
         _log_error(f"The cost {_name(function)}", error, "1 is charged")
         return 1
-    if type(cost) is int and cost >= 0:
-        return cost
-    _log(f"The cost {shown(cost)} is not a whole number of at least 0", "1 is charged")
-    return 1
+    if type(cost) is not int or cost < 0:
+        _log(f"The cost {shown(cost)} is not a whole number of at least 0", "1 is charged")
+        return 1
+    try:
+        if policy_set is not None:
+            policy_set.check_cost(cost)
+    except ValueError as error:
+        most = min(MAX_COST.values())
+        _log(str(error), f"{most} is charged")
+        return most
+    return cost
 
 
 def is_charged(charge_when: Callable[[HttpResponseBase], Any], response: HttpResponseBase) -> bool:

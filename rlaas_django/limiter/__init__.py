@@ -58,7 +58,7 @@ def check(
     >>> check("alice", "search", cost=3, source="nightly import")
     >>> check({"user": "42", "ip": "203.0.113.9"}, ["burst", Policy("site", "1000/m", key="ip")])
     """
-    planned, started = plan(identity, policy, cost), monotonic()
+    planned = plan(identity, policy, cost)
     policy_set = planned.policy_set
     decision: Decision | None = policy_set.refusals.find(planned) if policy_set.refusals.entries else None
     if decision is None and policy_set.in_one_call:
@@ -69,9 +69,9 @@ def check(
             signals.send(signals.backend_failed, error=error, decision=decision)
         else:
             if observers.measures_latency:
-                decision.latency = monotonic() - started
+                decision.latency = monotonic() - planned.sent_at
             if not decision.allowed:
-                policy_set.refusals.store(planned, decision, started)
+                policy_set.refusals.store(planned, decision, planned.sent_at)
     elif decision is None:
         decision = _decide_in_parts(planned)
     if observers.observers and source is not None and policy_set.enabled:
@@ -87,7 +87,7 @@ async def acheck(
     source: str | None = CODE,
 ) -> Decision:
     """As `check`, natively async. If the caller is cancelled, what was charged is refunded."""
-    planned, started = plan(identity, policy, cost), monotonic()
+    planned = plan(identity, policy, cost)
     policy_set = planned.policy_set
     decision: Decision | None = policy_set.refusals.find(planned) if policy_set.refusals.entries else None
     planned.on_abandoned = refund_abandoned
@@ -99,9 +99,9 @@ async def acheck(
             await _asend_failed(error, decision)
         else:
             if observers.measures_latency:
-                decision.latency = monotonic() - started
+                decision.latency = monotonic() - planned.sent_at
             if not decision.allowed:
-                policy_set.refusals.store(planned, decision, started)
+                policy_set.refusals.store(planned, decision, planned.sent_at)
     elif decision is None:
         decision = await _adecide_in_parts(planned)
     if observers.observers and source is not None and policy_set.enabled:

@@ -10,11 +10,20 @@ from typing import Any
 from .. import backend, conf
 from ..backend.commands import Call, pack, script_call
 from ..backend.errors import UnexpectedReplyError
-from ..backend.scripts import for_algorithms
+from ..backend.scripts import Script, for_algorithms
 from ..conf import Config
 from ..core import clock
 from ..core.decision import Decision, Outcome
-from ..core.keys import GLOBAL, EncodedIdentity, Identity, counter_key, identify, is_plain, key_kind, override_key
+from ..core.keys import (
+    MAX_LENGTH,
+    EncodedIdentity,
+    Identity,
+    counter_key,
+    encode_user,
+    identify,
+    key_kind,
+    override_key,
+)
 from ..core.policy import (
     DEFAULT,
     FIXED_WINDOW,
@@ -37,10 +46,11 @@ MAX_COMPILED = 1024  # sets per process
 # allowed, current_count, remaining, retry_after, reset_after, limit, charged_at (times in ms). Then, where an override
 # changes the limit of a policy with a burst, the limit of each policy.
 REPLY_SIZE = 7
-ALLOWED, REMAINING, RETRY_AFTER, LIMIT, CHARGED_AT = 1, 3, 4, 6, 7  # of the first policy, by index
+ALLOWED, COUNT, REMAINING, RETRY_AFTER, RESET_AFTER, LIMIT, CHARGED_AT = range(1, 8)  # of the first policy, by index
 # What a refund takes for each policy, after the check's unique id and cost: the policy's ScriptArguments, charged_at
 CHARGE_SIZE = 6
-UNIQUE_LENGTH = 20  # of the id that tells a check from all others: two of one millisecond are two entries
+# Of the id that tells a check from all others: two of one millisecond are two entries. In bytes, and in hex digits.
+UNIQUE_BYTES, UNIQUE_LENGTH = 10, 20
 # The command of a check of one unit and one identity: what is around the identity, and what follows the unique id.
 Template = tuple[list[str], str]
 NEVER_FITS = 2 * MAX_PRODUCT  # beyond every limit; a larger cost may be too long to send
@@ -86,9 +96,9 @@ class CompiledPolicySet:
 
     def identify(self, identity: Identity) -> tuple[str, ...]:
         """Return the encoded identity that each policy counts."""
-        if type(identity) is EncodedIdentity or (
-            self.all_by_user and type(identity) is str and is_plain(identity) and identity != GLOBAL
-        ):
+        if self.all_by_user and type(identity) is str and 0 < len(identity) <= MAX_LENGTH:
+            return (encode_user(identity),) * len(self.policies)
+        if type(identity) is EncodedIdentity:
             return (identity,) * len(self.policies)
         if len(self.policies) == 1:
             return (identify(identity, self.policies[0], self._encoding),)
@@ -126,23 +136,31 @@ class CompiledPolicySet:
 
 
 class Check(Call):
-    """A check: who is charged what, by which policies. It is a call once it is packed (`CompiledPolicySet.call`)."""
+    """A check: who is charged what, by which policies. It can be sent once it is packed."""
 
-    network_overrides: tuple[str, ...] = ()  # per policy, those of the networks that the client is in
+    __slots__ = ("charge", "cost", "identities", "network_overrides", "policy_set", "unique")
 
-    def __init__(
-        self, policy_set: CompiledPolicySet, identities: tuple[str, ...], cost: int, charge: bool, unique: str = ""
-    ) -> None:
+    def __init__(self, policy_set: CompiledPolicySet, identities: tuple[str, ...], cost: int, charge: bool) -> None:
         self.policy_set, self.identities, self.cost, self.charge = policy_set, identities, cost, charge
-        self.unique = unique  # the id that tells it from all others; '': drawn when it is packed
-        self.script = policy_set.script
+        self.network_overrides: tuple[str, ...] = ()  # per policy, those of the networks that the client is in
+        self.parts = self.on_abandoned = None
+
+    is_refund = False
+
+    @property
+    def script(self) -> Script:  # type: ignore[override]
+        return self.policy_set.script
+
+    @property
+    def key(self) -> str:  # type: ignore[override]
+        return self.policy_set.keys(self.identities)[0]
 
     def pack(self) -> Check:
-        """Set the command that decides all policies; return the check, which is a call then."""
+        """Set the command that decides all policies; return the check, which can be sent then."""
         policy_set, identities = self.policy_set, self.identities
         identity = identities[0]
-        # Not a counter, which threads and forks would have to share.
-        self.unique = unique = self.unique or os.urandom(UNIQUE_LENGTH // 2).hex()
+        # What tells it from all other checks. Not a counter, which threads and forks would have to share.
+        self.unique = unique = os.urandom(UNIQUE_BYTES).hex()
         if (
             self.cost == 1
             and self.charge
@@ -156,8 +174,6 @@ class Check(Call):
         else:
             operation = "check" if self.charge else "peek"
             self.packed = policy_set.command(identities, unique, self.cost, operation, self.network_overrides)
-        if policy_set.topology.clustered:
-            self.key = policy_set.keys(identities)[0]
         return self
 
     @property
@@ -178,24 +194,22 @@ class Check(Call):
 
     def read(self, reply: Any) -> Decision:
         """Return the decision that a script's reply means."""
-        decision: LazyDecision = LazyDecision()
         policy_set, receipt = self.policy_set, (self, reply)
         if type(reply) is not list or len(reply) not in policy_set.reply_lengths:
             raise UnexpectedReplyError(reply)
         try:
-            sum(reply)
-        except TypeError:  # not all are numbers
+            row, allowed = (0, reply[ALLOWED] == 1) if len(self.identities) == 1 else self._strictest(reply)
+            at = REPLY_SIZE * row
+            wait, reset_after = reply[at + RETRY_AFTER] / 1000, reply[at + RESET_AFTER] / 1000
+        except TypeError:  # not numbers
             raise UnexpectedReplyError(reply) from None
-        row, allowed = 0, reply[ALLOWED] == 1 or policy_set.policies[0].shadow
-        if len(self.identities) > 1:
-            row, allowed = self._strictest(reply)
-        at = REPLY_SIZE * row + 1
-        _, count, remaining, wait, reset_after, limit, _ = reply[at : at + REPLY_SIZE]
-        decision.allowed, decision.policy = allowed, policy_set.policies[row]
-        decision.limit, decision.current_count, decision.remaining = limit, count, remaining
-        decision.retry_after = 0.0 if allowed else wait / 1000 if wait >= 0 else math.inf
-        decision.reset_after = reset_after / 1000
-        decision.ttl = policy_set.ttls[row] or _left_of_window(decision.policy, reply[0])
+        decision: LazyDecision = LazyDecision()
+        policy = policy_set.policies[row]
+        decision.allowed = allowed = allowed or policy.shadow  # the strictest is a shadow policy only if all are
+        decision.policy, decision.limit, decision.current_count = policy, reply[at + LIMIT], reply[at + COUNT]
+        decision.remaining, decision.reset_after = reply[at + REMAINING], reset_after
+        decision.retry_after = 0.0 if allowed else wait if wait >= 0 else math.inf
+        decision.ttl = policy_set.ttls[row] or _left_of_window(policy, reply[0])
         decision.degraded, decision.latency, decision.made_outcomes, decision.receipt = False, None, None, receipt
         decision.receipts = [receipt] if allowed and self.charge else []
         return decision
@@ -280,7 +294,7 @@ def _left_of_window(policy: Policy, now: float) -> int:
     return math.ceil((window - now % window) / 1000)
 
 
-def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, *, charge: bool = True) -> Check:
+def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, charge: bool = True) -> Check:
     """Return the check of an identity under these policies."""
     if type(cost) is not int or cost < 0:
         raise ValueError(f"The cost {shown(cost)} is not a whole number of at least 0.")
@@ -300,12 +314,12 @@ def compile_policies(policy: Policies) -> CompiledPolicySet:
     """Return the compiled set of a policy, of its name, or of several; None is the default policy."""
     config = conf.config()
     key: Any = policy
-    # With the type: a policy equals its name, which may be defined otherwise in the settings.
+    # With the types: a policy equals its name, which may be defined otherwise in the settings.
     if isinstance(policy, Policy):
         key = policy, Policy
     elif policy is not None and not isinstance(policy, str):
         policy = tuple(policy)
-        key = (*policy, *map(type, policy))
+        key = policy, tuple(map(type, policy))
     found: CompiledPolicySet | None = config.compiled.get(key)
     return found or _compile(policy, key, config)
 

@@ -1,0 +1,135 @@
+"""Connections, made as the site's cache makes its own: its connection class, its options, but our own time limits.
+
+Replies are read from the parser of a connection. The connection's own `read_response` calls it, too, but prepares an
+error message first, for each reply: that takes a tenth of a decision (benchmarks/profile.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import redis
+import redis.asyncio
+from redis.asyncio.connection import DefaultParser as AsyncDefaultParser
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.connection import AbstractConnection, DefaultParser
+from redis.retry import Retry
+
+Address = tuple[str, int]
+MAX_CONNECTIONS = 100  # per process and server
+NOT_CONNECTED = -math.inf
+
+# Options of the cache that our connections do not take over: what would repeat a call, what changes the replies that we
+# read, what belongs to redis-py's own pools, and the time limits, which are RATE_LIMITER['TIMEOUT'].
+_IGNORED_OPTIONS = {
+    *("retry", "retry_on_timeout", "retry_on_error", "health_check_interval"),
+    *("decode_responses", "protocol", "cache", "cache_config"),
+    *("connection_class", "connection_pool", "max_connections", "timeout", "url", "ssl"),
+    *("socket_timeout", "socket_connect_timeout"),
+}
+# Accepted by redis-py's connections for threads alone.
+_SYNC_ONLY = {
+    *("parser_class", "command_packer", "socket_type", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled"),
+    *("ssl_ocsp_context", "ssl_ocsp_expected_cert"),
+}
+_ASYNC_CLASSES: tuple[tuple[type, type], ...] = (
+    (redis.SSLConnection, redis.asyncio.SSLConnection),
+    (redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection),
+    (redis.Connection, redis.asyncio.Connection),
+)
+
+
+class ConnectionOptions(NamedTuple):
+    """What connections to one server are made of."""
+
+    connection_class: type[Any]
+    options: dict[str, Any]
+    maximum: int
+
+    @classmethod
+    def of(cls, connection_class: type[Any], options: dict[str, Any], maximum: int) -> ConnectionOptions:
+        """Return the options of a cache's pool, without those that are ignored."""
+        names = [name for name in options if name not in _IGNORED_OPTIONS and not name.startswith(("maint_", "oss_"))]
+        kept = {name: options[name] for name in names}
+        return cls(connection_class, {**kept, "protocol": 2}, min(maximum, MAX_CONNECTIONS))
+
+    def at(self, address: Address) -> ConnectionOptions:
+        """Return the same for another server."""
+        return self._replace(options={**self.options, "host": address[0], "port": address[1]})
+
+    @property
+    def address(self) -> Address:
+        """The host and port; of a unix socket, the path and 0."""
+        if "path" in self.options:
+            return str(self.options["path"]), 0
+        return str(self.options.get("host") or "localhost"), int(self.options.get("port") or 6379)
+
+    def connection(self, timeout: float) -> HeldConnection:
+        """Return a new connection for threads, not connected yet."""
+        limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
+        connection = self.connection_class(**self.options, **limits)
+        # A class of the site's, or of fakeredis, may read in another way.
+        is_standard = type(connection).read_response is AbstractConnection.read_response
+        parser_class = self.options.get("parser_class", DefaultParser)
+        read = _read_of_parser(connection, parser_class) if is_standard else connection.read_response
+        return HeldConnection(connection, read)
+
+    def async_connection(self) -> tuple[Any, Callable[[], Awaitable[Any]]]:
+        """Return a new connection for a loop, not connected yet and without time limits, and what reads a reply."""
+        kind = next(other for known, other in _ASYNC_CLASSES if issubclass(self.connection_class, known))
+        options = {name: value for name, value in self.options.items() if name not in _SYNC_ONLY}
+        limits = {"socket_timeout": None, "socket_connect_timeout": None, "retry": AsyncRetry(NoBackoff(), 0)}
+        connection = kind(**options, **limits)
+        return connection, _read_of_parser(connection, AsyncDefaultParser)
+
+
+def _read_of_parser(connection: Any, parser_class: Callable[..., Any]) -> Callable[[], Any]:
+    """Give a connection a parser, and return what reads a reply from it; an error reply is returned, not raised."""
+    parsers = []
+
+    def make(socket_read_size: int) -> Any:
+        parsers.append(parser_class(socket_read_size=socket_read_size))
+        return parsers[0]
+
+    connection.set_parser(make)
+    read: Callable[[], Any] = parsers[0].read_response
+    return read
+
+
+class HeldConnection:
+    """A connection for threads, which a pool holds while nobody uses it."""
+
+    __slots__ = ("__weakref__", "_connection", "is_new", "last_call", "read", "send")
+
+    def __init__(self, connection: Any, read: Callable[[], Any]) -> None:
+        self._connection = connection
+        self.send, self.read = connection.send_packed_command, read
+        self.is_new = True  # nothing was read from it yet
+        self.last_call = NOT_CONNECTED  # when it was sent
+
+    def connect(self) -> None:
+        """Connect anew."""
+        self._connection.disconnect()
+        self.is_new = True
+        try:
+            self._connection.connect()
+        except redis.ResponseError as error:  # to AUTH or SELECT
+            raise redis.ConnectionError(str(error)) from error
+
+    def disconnect(self) -> None:
+        self.last_call = NOT_CONNECTED
+        self._connection.disconnect()
+
+    def can_read(self, timeout: float) -> bool:
+        """Return whether there is a reply within some seconds."""
+        return bool(self._connection.can_read(timeout))
+
+    def is_stale(self) -> bool:
+        """Return whether the server closed the connection, or sent something that nobody asked for."""
+        try:
+            return self.last_call == NOT_CONNECTED or self.can_read(0)
+        except redis.RedisError:
+            return True

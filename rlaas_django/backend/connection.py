@@ -1,13 +1,14 @@
 """Connections, made as the site's cache makes its own: its connection class, its options, but our own time limits.
 
-Replies are read from the parser of a connection. The connection's own `read_response` calls it, too, but prepares an
-error message first, for each reply: that takes a tenth of a decision (benchmarks/profile.py).
+Replies are read from the parser of a connection, which returns an error reply and does not raise it. The connection's
+own `read_response` calls the parser, too, but prepares an error message first, for each reply: that takes a tenth of a
+decision (benchmarks/profile.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import redis
@@ -74,20 +75,19 @@ class ConnectionOptions(NamedTuple):
         # A class of the site's, or of fakeredis, may read in another way.
         is_standard = type(connection).read_response is AbstractConnection.read_response
         parser_class = self.options.get("parser_class", DefaultParser)
-        read = _read_of_parser(connection, parser_class) if is_standard else connection.read_response
-        return HeldConnection(connection, read)
+        return HeldConnection(connection, _parser(connection, parser_class) if is_standard else connection)
 
-    def async_connection(self) -> tuple[Any, Callable[[], Awaitable[Any]]]:
-        """Return a new connection for a loop, not connected yet and without time limits, and what reads a reply."""
+    def async_connection(self) -> tuple[Any, Any]:
+        """Return a new connection for a loop, not connected yet and without time limits, and its parser."""
         kind = next(other for known, other in _ASYNC_CLASSES if issubclass(self.connection_class, known))
         options = {name: value for name, value in self.options.items() if name not in _SYNC_ONLY}
         limits = {"socket_timeout": None, "socket_connect_timeout": None, "retry": AsyncRetry(NoBackoff(), 0)}
         connection = kind(**options, **limits)
-        return connection, _read_of_parser(connection, AsyncDefaultParser)
+        return connection, _parser(connection, AsyncDefaultParser)
 
 
-def _read_of_parser(connection: Any, parser_class: Callable[..., Any]) -> Callable[[], Any]:
-    """Give a connection a parser, and return what reads a reply from it; an error reply is returned, not raised."""
+def _parser(connection: Any, parser_class: Callable[..., Any]) -> Any:
+    """Give a connection a parser, and return it."""
     parsers = []
 
     def make(socket_read_size: int) -> Any:
@@ -95,8 +95,7 @@ def _read_of_parser(connection: Any, parser_class: Callable[..., Any]) -> Callab
         return parsers[0]
 
     connection.set_parser(make)
-    read: Callable[[], Any] = parsers[0].read_response
-    return read
+    return parsers[0]
 
 
 class HeldConnection:
@@ -104,9 +103,9 @@ class HeldConnection:
 
     __slots__ = ("__weakref__", "_connection", "is_new", "last_call", "read", "send")
 
-    def __init__(self, connection: Any, read: Callable[[], Any]) -> None:
+    def __init__(self, connection: Any, parser: Any) -> None:
         self._connection = connection
-        self.send, self.read = connection.send_packed_command, read
+        self.send, self.read = connection.send_packed_command, parser.read_response
         self.is_new = True  # nothing was read from it yet
         self.last_call = NOT_CONNECTED  # when it was sent
 

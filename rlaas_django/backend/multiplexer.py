@@ -31,7 +31,8 @@ class Multiplexer:
 
     def __init__(self, server: Server) -> None:
         self.loop, self._server = asyncio.get_running_loop(), server
-        self._connection, self._read_reply = server.options.async_connection()
+        self._connection, self._parser = server.options.async_connection()
+        self._can_peek = hasattr(self._parser, "can_read")  # redis-py < 8 cannot look without reading
         self._waiting: deque[tuple[Call, asyncio.Future[Any]]] = deque()
         self._batch: list[tuple[Call, asyncio.Future[Any]]] = []  # sent, or about to be
         self._worker: asyncio.Task[None] | None = None
@@ -98,8 +99,12 @@ class Multiplexer:
         results: list[Any] = []
         try:
             for call, _ in self._batch:
-                results.append(await self._read(call))
-                self._is_new = False
+                found = []
+                for part in call.parts or (call,):
+                    reply = await self._parser.read_response()
+                    found.append(reply if isinstance(reply, redis.ResponseError) else part.read(reply))
+                    self._is_new = False
+                results.append(found[0] if call.parts is None else found)
             await self._expect_no_more()
         except UnexpectedReplyError:  # nobody knows which reply is whose
             results.clear()
@@ -112,18 +117,11 @@ class Multiplexer:
                     future.set_result(result)
         self._last_use = self.loop.time()
 
-    async def _read(self, call: Call) -> Any:
-        """Return the result of a call; an error reply is given, not raised."""
-        if call.parts is not None:
-            return [await self._read(part) for part in call.parts]
-        reply = await self._read_reply()
-        return reply if isinstance(reply, redis.ResponseError) else call.read(reply)
-
     async def _expect_no_more(self) -> None:
         """Raise an UnexpectedReplyError if another reply has come; the end of the connection is none."""
-        if hasattr(self._connection, "can_read") and await self._connection.can_read():
+        if self._can_peek and await self._parser.can_read():
             with contextlib.suppress(redis.ConnectionError):
-                raise UnexpectedReplyError(await self._read_reply())
+                raise UnexpectedReplyError(await self._parser.read_response())
 
     async def _is_stale(self) -> bool:
         """Return whether the server closed the connection, or sent something that nobody asked for."""
@@ -135,10 +133,10 @@ class Multiplexer:
         if not connection.is_connected:
             return False
         try:
-            if hasattr(connection, "can_read"):
-                return bool(await connection.can_read())
+            if self._can_peek:
+                return bool(await self._parser.can_read())
             return after_pause and bool(await connection.can_read_destructive())  # redis-py < 8, where it takes longer
-        except redis.RedisError:
+        except (OSError, redis.RedisError):
             return True
 
     def _tick(self) -> None:

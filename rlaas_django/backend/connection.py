@@ -101,34 +101,30 @@ def _parser(connection: Any, parser_class: Callable[..., Any]) -> Any:
 class HeldConnection:
     """A connection for threads, which a pool holds while nobody uses it."""
 
-    __slots__ = ("__weakref__", "_connection", "is_new", "last_call", "read", "send")
+    __slots__ = ("__weakref__", "connection", "is_new", "last_call", "read")
 
     def __init__(self, connection: Any, parser: Any) -> None:
-        self._connection = connection
-        self.send, self.read = connection.send_packed_command, parser.read_response
+        self.connection = connection
+        self.read = parser.read_response
         self.is_new = True  # nothing was read from it yet
         self.last_call = NOT_CONNECTED  # when it was sent
 
     def connect(self) -> None:
         """Connect anew."""
-        self._connection.disconnect()
+        self.connection.disconnect()
         self.is_new = True
         try:
-            self._connection.connect()
+            self.connection.connect()
         except redis.ResponseError as error:  # to AUTH or SELECT
             raise redis.ConnectionError(str(error)) from error
 
     def disconnect(self) -> None:
         self.last_call = NOT_CONNECTED
-        self._connection.disconnect()
-
-    def can_read(self, timeout: float) -> bool:
-        """Return whether there is a reply within some seconds."""
-        return bool(self._connection.can_read(timeout))
+        self.connection.disconnect()
 
     def is_stale(self) -> bool:
         """Return whether the server closed the connection, or sent something that nobody asked for."""
         try:
-            return self.last_call == NOT_CONNECTED or self.can_read(0)
+            return self.last_call == NOT_CONNECTED or bool(self.connection.can_read(timeout=0))
         except redis.RedisError:
             return True

@@ -32,7 +32,6 @@ class Multiplexer:
     def __init__(self, server: Server) -> None:
         self.loop, self._server = asyncio.get_running_loop(), server
         self._connection, self._parser = server.options.async_connection()
-        self._can_peek = hasattr(self._parser, "can_read")  # redis-py < 8 cannot look without reading
         self._waiting: deque[tuple[Call, asyncio.Future[Any]]] = deque()
         self._batch: list[tuple[Call, asyncio.Future[Any]]] = []  # sent, or about to be
         self._worker: asyncio.Task[None] | None = None
@@ -119,7 +118,7 @@ class Multiplexer:
 
     async def _expect_no_more(self) -> None:
         """Raise an UnexpectedReplyError if another reply has come; the end of the connection is none."""
-        if self._can_peek and await self._parser.can_read():
+        if hasattr(self._connection, "can_read") and await self._connection.can_read():
             with contextlib.suppress(redis.ConnectionError):
                 raise UnexpectedReplyError(await self._parser.read_response())
 
@@ -133,10 +132,10 @@ class Multiplexer:
         if not connection.is_connected:
             return False
         try:
-            if self._can_peek:
-                return bool(await self._parser.can_read())
+            if hasattr(connection, "can_read"):
+                return bool(await connection.can_read())
             return after_pause and bool(await connection.can_read_destructive())  # redis-py < 8, where it takes longer
-        except (OSError, redis.RedisError):
+        except redis.RedisError:
             return True
 
     def _tick(self) -> None:

@@ -41,36 +41,36 @@ class Server:
         """
         pool, sent_at = self._pool, monotonic()
         call.sent_at = sent_at
-        connection: HeldConnection | Any = None
+        held: HeldConnection | Any = None
         try:
-            connection = pool.acquire(sent_at)
-            connection.send((call.packed,), check_health=False)
-            if timeout is not None and not connection.can_read(timeout):
+            held = pool.acquire(sent_at)
+            held.connection.send_packed_command((call.packed,), check_health=False)
+            if timeout is not None and not held.connection.can_read(timeout):
                 raise redis.TimeoutError
             if call.parts is None:
-                reply = connection.read()
+                reply = held.read()
                 if isinstance(reply, redis.ResponseError):
                     raise reply
                 result = call.read(reply)
             else:
-                result = [_read(connection, part) for part in call.parts]
+                result = [_read(held, part) for part in call.parts]
         except redis.ResponseError as error:  # after one, the connection is as good as after any reply
-            pool.release(connection, sent_at)
+            pool.release(held, sent_at)
             self._record_error(error, is_decision=timeout is None)
             raise
         except BaseException as error:  # noqa: BLE001  (raised again)
             # Recorded first: a thread that waits for the connection would take it to a server that fails.
-            is_new = connection is None or connection.is_new
+            is_new = held is None or held.is_new
             failure = self.record_failure(error, is_new, timeout) if isinstance(error, Exception) else error
             try:
-                if connection is not None:
-                    pool.discard(connection)
+                if held is not None:
+                    pool.discard(held)
                 if failure is error:
                     raise
                 raise failure from error
             finally:
                 del failure  # or it and this frame, with the connection, would keep each other alive
-        pool.release(connection, sent_at)
+        pool.release(held, sent_at)
         if self.breaker.failed or call.parts is not None:
             self._record_result(result, is_decision=timeout is None, keep_errors=keep_errors)
         return result
@@ -148,10 +148,10 @@ class Server:
         return error
 
 
-def _read(connection: HeldConnection, call: Call) -> Any:
+def _read(held: HeldConnection, call: Call) -> Any:
     """Return the result of one call of a message; an error reply is returned, not raised."""
     try:
-        reply = connection.read()
+        reply = held.read()
     except redis.ResponseError as error:  # as a connection raises it that is not redis-py's own
         return error
     return reply if isinstance(reply, redis.ResponseError) else call.read(reply)

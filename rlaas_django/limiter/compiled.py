@@ -198,17 +198,17 @@ class Check(Call):
         if type(reply) is not list or len(reply) not in policy_set.reply_lengths:
             raise UnexpectedReplyError(reply)
         try:
-            row, allowed = (0, reply[ALLOWED] == 1) if len(self.identities) == 1 else self._strictest(reply)
-            at = REPLY_SIZE * row
-            wait, reset_after = reply[at + RETRY_AFTER] / 1000, reply[at + RESET_AFTER] / 1000
-        except TypeError:  # not numbers
+            sum(reply)
+        except TypeError:  # not all are numbers
             raise UnexpectedReplyError(reply) from None
+        row, allowed = (0, reply[ALLOWED] == 1) if len(self.identities) == 1 else self._strictest(reply)
+        at, policy = REPLY_SIZE * row, policy_set.policies[row]
         decision: LazyDecision = LazyDecision()
-        policy = policy_set.policies[row]
         decision.allowed = allowed = allowed or policy.shadow  # the strictest is a shadow policy only if all are
         decision.policy, decision.limit, decision.current_count = policy, reply[at + LIMIT], reply[at + COUNT]
-        decision.remaining, decision.reset_after = reply[at + REMAINING], reset_after
-        decision.retry_after = 0.0 if allowed else wait if wait >= 0 else math.inf
+        decision.remaining, decision.reset_after = reply[at + REMAINING], reply[at + RESET_AFTER] / 1000
+        wait = reply[at + RETRY_AFTER]
+        decision.retry_after = 0.0 if allowed else wait / 1000 if wait >= 0 else math.inf
         decision.ttl = policy_set.ttls[row] or _left_of_window(policy, reply[0])
         decision.degraded, decision.latency, decision.made_outcomes, decision.receipt = False, None, None, receipt
         decision.receipts = [receipt] if allowed and self.charge else []

@@ -75,6 +75,7 @@ from rlaas_django.stats.background import run as run_background_jobs
 from rlaas_django.stats.reader import minutes as read_minutes
 from rlaas_django.stats.reader import refusals as read_refusals
 from rlaas_django.stats.reader import total
+from rlaas_django.stats.reader import totals as statistics_totals
 from rlaas_django.stats.recorder import flush as flush_statistics
 
 __all__ = [
@@ -185,6 +186,7 @@ __all__ = [
     "service_urls",
     "single_server",
     "split",
+    "statistics_totals",
     "strictest",
     "total",
     "unique_id",
@@ -195,7 +197,7 @@ DEFAULTS = conf.DEFAULTS
 exempt_views = registry.exempt_views
 escape_for_log = log.escaped
 header_module = responses  # the one that names headers
-reset_statistics = recorder.pending.clear
+reset_statistics = recorder.reset
 TOPOLOGY_THREAD = "rlaas_django topology"
 
 

@@ -43,7 +43,7 @@ def _middleware(settings):
         "django.contrib.auth.middleware.AuthenticationMiddleware",
         "django.contrib.messages.middleware.MessageMiddleware",
     ]
-    recorder.pending.clear()
+    recorder.reset()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -115,11 +116,12 @@ def test_an_open_circuit_breaker_is_seen(prometheus_registry, redis_unavailable)
 
 
 def test_dropped_statistics_are_counted(prometheus_registry, monkeypatch):
-    monkeypatch.setattr(recorder, "MAX_PENDING", 2)
-    monkeypatch.setattr(recorder, "pending", type(recorder.pending)(maxlen=2))
+    for queue in ("pending", "uneventful"):
+        monkeypatch.setattr(recorder, queue, deque(maxlen=2))
     for _ in range(5):
         check("alice", Policy("roomy", "99/h"))
-    assert samples(generate_latest(prometheus_registry).decode())["rlaas_statistics_dropped_total",] == 3
+        check("alice", Policy("tight", "1/h"))
+    assert samples(generate_latest(prometheus_registry).decode())["rlaas_statistics_dropped_total",] == 6
 
 
 def test_the_dashboard_and_the_alerts_name_metrics_that_exist(prometheus_registry, client):

@@ -122,7 +122,7 @@ class TestOverview:
                 tally.counts[now - 60 * hours, ALLOWED] += 9
                 tally.counts[now - 60 * hours, REFUSED] += 1
             backend.execute(backend.topology(), tally.call(name))
-            definitions.note(policies_outcome(name))
+            definitions.note(Policy(name, "5/m"), "alice")
         definitions.write()
         return own
 
@@ -147,8 +147,3 @@ class TestOverview:
         series = panel.series(span)
         assert len(series) == points
         assert panel.total(series).refused == 1
-
-
-def policies_outcome(name: str):
-    """Return an outcome of a policy that is made in code."""
-    return check("alice", Policy(name, "5/m")).outcomes[0]

@@ -80,14 +80,18 @@ class TestFlush:
         assert last_minutes("p").degraded == 2
 
     def test_the_oldest_decisions_are_dropped_beyond_a_bound(self, monkeypatch):
-        monkeypatch.setattr(recorder, "pending", deque(maxlen=3))
+        for queue in ("pending", "uneventful"):
+            monkeypatch.setattr(recorder, queue, deque(maxlen=3))
         send(Policy("p", "100/m", key="ip"), 5)
+        send(Policy("q", "1/m", key="ip"), 5)
         recorder.flush()
         assert last_minutes("p").allowed == 3
+        assert last_minutes("q").refused == 3
 
     def test_what_waits_for_redis_is_bounded(self):
         """A client chooses the path and the method; uvicorn lets 64 kB of them pass."""
         assert recorder.pending.maxlen <= 20_000
+        assert recorder.uneventful.maxlen <= 20_000
         view = rate_limit(Policy("p", "1/m", key="ip"))(lambda request: HttpResponse())
         for _ in range(2):
             view(RequestFactory().generic("M" * 5_000, "/" + "a" * 60_000))
@@ -203,6 +207,7 @@ class TestOnce:
         request_to(rate_limit("9/m", key="ip"))
         check("alice")
         assert not recorder.pending
+        assert not recorder.uneventful
 
 
 class TestCheckInCode:
@@ -214,6 +219,15 @@ class TestCheckInCode:
         assert {refusal.source for refusal in reader.refusals()} == {"import"}
         assert reader.most_refused() == ({"alice": 2}, {"import": 2})
 
+    def test_decisions_far_from_a_limit_and_near_it_are_counted_alike(self, limiter):
+        pair = [Policy("wide", "10/m"), Policy("narrow", "4/m")]
+        for _ in range(6):
+            limiter.check("alice", pair)
+        assert results() == {"allowed": 4, "refused": 2}
+        assert results("wide") == {"allowed": 4, "other": 2}
+        assert results("narrow") == {"allowed": 4, "refused": 2}
+        assert [(policy, identity) for policy, identity, _ in reader.watched()] == [("narrow", "alice")]
+
     def test_a_check_without_a_label_comes_from_code(self, limiter):
         limiter.check("alice", Policy("p", "1/m"), cost=2)
         recorder.flush()
@@ -223,6 +237,7 @@ class TestCheckInCode:
     def test_a_peek_is_not_counted(self, limiter):
         limiter.peek("alice")
         assert not recorder.pending
+        assert not recorder.uneventful
 
 
 class TestObservers:

@@ -6,7 +6,7 @@ observed at once. An observer is called in the thread of the request: it must no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from .decision import Decision, Outcome
@@ -34,8 +34,7 @@ class Observation(NamedTuple):
     @property
     def result(self) -> str:
         """What the client got: refused, over (a limit, but not refused), degraded (decided without Redis), allowed."""
-        results = {result for _, result in self.results()}
-        return next((each for each in (REFUSED, DEGRADED, OVER) if each in results), ALLOWED)
+        return overall(result for _, result in self.results())
 
     def results(self) -> Iterator[tuple[Outcome, str]]:
         """Yield the result of each policy; `other`: it allows a request that another policy refused."""
@@ -49,6 +48,12 @@ class Observation(NamedTuple):
                 yield outcome, OVER
             else:
                 yield outcome, REFUSED
+
+
+def overall(results: Iterable[str]) -> str:
+    """Return the result of a decision whose policies had these."""
+    found = {*results}
+    return next((each for each in (REFUSED, DEGRADED, OVER) if each in found), ALLOWED)
 
 
 Observer = Callable[[Observation], object]

@@ -77,6 +77,7 @@ class CompiledPolicySet:
         self.script = for_algorithms({each.algo for each in self.arguments})
         size = REPLY_SIZE * len(policies) + 1
         self.reply_lengths = size, size + len(policies)
+        self.rows = tuple(range(0, size - 1, REPLY_SIZE))  # where the part of each policy begins in a reply
         self.has_shadow = any(policy.shadow for policy in policies)
         self.names = frozenset(policy.name for policy in policies)
         # Whole seconds; 0 for the fixed window, whose ttl depends on the time of the decision.
@@ -202,7 +203,7 @@ class Check(Call):
         except TypeError:  # not all are numbers
             raise UnexpectedReplyError(reply) from None
         row, allowed = (0, reply[ALLOWED] == 1) if len(self.identities) == 1 else self._strictest(reply)
-        at, policy = REPLY_SIZE * row, policy_set.policies[row]
+        at, policy = policy_set.rows[row], policy_set.policies[row]
         decision: LazyDecision = LazyDecision()
         decision.allowed = allowed = allowed or policy.shadow  # the strictest is a shadow policy only if all are
         decision.policy, decision.limit, decision.current_count = policy, reply[at + LIMIT], reply[at + COUNT]
@@ -277,6 +278,15 @@ class LazyDecision(Decision):
             check, reply = self.receipt
             self.made_outcomes = check.outcomes(reply)
         return self.made_outcomes
+
+    def uses_less_than(self, percent: int) -> bool:
+        """Return whether all policies pass, and after this request less than so much of each limit is used."""
+        check, reply = self.receipt
+        for at in check.policy_set.rows:
+            limit = reply[at + LIMIT]
+            if reply[at + ALLOWED] != 1 or 100 * (limit - reply[at + REMAINING]) >= percent * limit:
+                return False
+        return True
 
 
 def refund_call(keys: Sequence[str], words: Sequence[Any]) -> Call:

@@ -16,9 +16,7 @@ __all__ = ["record"]
 
 def record(observation: Observation) -> None:
     """Keep an observation; the background thread writes it to Redis within a second or two."""
-    if len(recorder.pending) == recorder.MAX_PENDING:
-        recorder.dropped += 1
-    recorder.pending.append((time.time(), observation))
+    recorder.keep(time.time(), observation)
     state = background.state
     if state.pid != os.getpid() or time.monotonic() - state.last_round > background.STALLED_AFTER:
         background.wake()

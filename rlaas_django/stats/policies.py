@@ -18,7 +18,6 @@ from typing import Any
 from .. import backend, conf
 from ..backend.scripts import RECORD
 from ..core import process, registry
-from ..core.decision import Outcome
 from ..core.policy import Policy, PolicyError, Rate, is_key
 from .schema import DAY, HOUR, as_pairs, as_text
 
@@ -51,16 +50,15 @@ class Definitions:
         self._fixed: set[str] = set()  # as `fixed()` had it when this flush began
         self._written: dict[Any, tuple[object, float]] = {}  # what, and until when it need not be written
 
-    def note(self, outcome: Outcome) -> None:
-        """Note the policy of an outcome, and its rate if it is not fixed."""
-        policy = outcome.policy
+    def note(self, policy: Policy, identity: str) -> None:
+        """Note a policy that decided, and its rate for an identity if it is not fixed."""
         if conf.config().policies.get(policy.name) is policy:  # nearly all
             return
         if not self._policies:
             self._fixed = fixed()
         self._policies[policy.name] = policy
         if policy.name not in self._fixed and len(self._rates) < MAX_LIMITS:
-            self._rates[policy.name, outcome.identity] = policy.fixed_rate
+            self._rates[policy.name, identity] = policy.fixed_rate
 
     def write(self) -> None:
         """Write what was noted and is new."""

@@ -16,7 +16,8 @@ from .. import backend
 from ..backend.scripts import RECORD
 from ..core import process
 from ..core.decision import Outcome
-from ..core.observers import DEGRADED, OVER, REFUSED, REQUEST, Observation
+from ..core.observers import ALLOWED, DEGRADED, OVER, REFUSED, REQUEST, Observation, overall
+from ..limiter.compiled import CompiledPolicySet, LazyDecision
 from . import schema
 from .policies import definitions
 from .schema import CODES, DAY, HOUR, MINUTE, SITE, UNLOGGED, Refusal
@@ -28,23 +29,47 @@ REFUSALS_PER_FLUSH = 50  # per policy and process; refusals beyond are counted, 
 
 # The observations of this process that are not yet written, with their time; a forked child leaves them to its parent.
 pending: deque[tuple[float, Observation]] = deque(maxlen=MAX_PENDING)
+# Of nearly all, which are allowed and far from every limit, only what is counted: the policies, and whom they count. To
+# keep the whole and to add it up later took longer than the decision (benchmarks/panel.py, "notes").
+uneventful: deque[tuple[float, CompiledPolicySet, tuple[str, ...]]] = deque(maxlen=MAX_PENDING)
 dropped = 0  # observations of this process that were not written
 
 
-def _reset() -> None:
+def reset() -> None:
+    """Drop what is not written."""
     global dropped
     pending.clear()
+    uneventful.clear()
     dropped = 0
 
 
-process.on_fork(_reset)
+process.on_fork(reset)
+
+
+def keep(at: float, observation: Observation) -> None:
+    """Keep an observation until the next flush."""
+    global dropped
+    decision = observation.decision
+    queue: deque[Any] = pending
+    entry: tuple[Any, ...] = at, observation
+    if (
+        isinstance(decision, LazyDecision)
+        and decision.uses_less_than(schema.WATCH_PERCENT)
+        and not observation.is_continued
+    ):
+        check, _ = decision.receipt
+        queue, entry = uneventful, (at, check.policy_set, check.identities)
+    if len(queue) == queue.maxlen:
+        dropped += 1
+    queue.append(entry)
 
 
 def flush() -> None:
     """Write the pending observations to Redis; they stay pending while Redis is unavailable."""
-    if pending:
+    if pending or uneventful:
         backend.run_commands([("EXISTS", schema.refusals_key(SITE))])  # raises while Redis is unavailable
     tallies: dict[str, Tally] = defaultdict(Tally)  # by policy
+    add_uneventful(tallies)
     with contextlib.suppress(IndexError):  # none is left
         while True:
             add(tallies, *pending.popleft())
@@ -113,15 +138,32 @@ class Tally:
         return backend.script_call(RECORD, keys, words)
 
 
+def add_uneventful(tallies: dict[str, Tally]) -> None:
+    """Count the observations that were allowed and far from every limit, each under its policies, and for the site."""
+    numbers: dict[tuple[int, CompiledPolicySet], int] = defaultdict(int)  # by minute
+    with contextlib.suppress(IndexError):  # none is left
+        while True:
+            at, policy_set, identities = uneventful.popleft()
+            numbers[int(at) // MINUTE, policy_set] += 1
+            for policy, identity in zip(policy_set.policies, identities, strict=True):
+                definitions.note(policy, identity)
+    for (minute, policy_set), number in numbers.items():
+        tallies[SITE].counts[minute, ALLOWED] += number
+        for name in policy_set.names:
+            tallies[name].counts[minute, ALLOWED] += number
+            tallies[SITE].totals[f"{name}:{CODES[ALLOWED]}"] += number
+
+
 def add(tallies: dict[str, Tally], at: float, observation: Observation) -> None:
     """Count an observation under each of its policies, and once for the site."""
     minute, day, site = int(at) // MINUTE, int(at) // DAY, tallies[SITE]
+    results = [*observation.results()]
     refused: set[str] = set()  # identities
-    for outcome, result in observation.results():
+    for outcome, result in results:
         name = outcome.policy.name
         tally = tallies[name]
         tally.counts[minute, result] += 1
-        definitions.note(outcome)
+        definitions.note(outcome.policy, outcome.identity)
         site.totals[f"{name}:{CODES[result]}"] += 1
         if result == DEGRADED:
             continue
@@ -138,9 +180,10 @@ def add(tallies: dict[str, Tally], at: float, observation: Observation) -> None:
             tally.watch(at, outcome.identity, level)
             site.watch(at, f"{name}/{outcome.identity}", level)
     if not observation.is_continued:
-        site.counts[minute, observation.result] += 1
+        site.counts[minute, overall(result for _, result in results)] += 1
+    for identity in refused:
+        site.refused[day][identity] += 1
     if refused:
-        site.refused[day].update(refused)
         is_request = observation.source == REQUEST
         site.paths[day][observation.path if is_request else observation.source] += 1
 

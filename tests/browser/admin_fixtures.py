@@ -64,7 +64,7 @@ def _site(settings, transactional_db) -> Iterator[str]:
             "trial": {"rate": "3/h", "shadow": True},
         },
     }
-    recorder.pending.clear()
+    recorder.reset()
     server = LiveServer("localhost")
     yield server.url
     for thread in threading.enumerate():  # a refresh may be under way, and needs the database of this thread

@@ -326,6 +326,19 @@ class TestRefusals:
         assert last_minutes("p").unlogged == 30
         assert reader.refused_identities(["p"])["p"]["ip=203.0.113.9"] == recorder.REFUSALS_PER_FLUSH + 30
 
+    def test_refusals_that_are_counted_together_are_counted_exactly(self, monkeypatch):
+        monkeypatch.setattr(recorder, "REFUSALS_PER_FLUSH", 3)
+        pair = [Policy("p", "2/m"), Policy("q", "50/m")]
+        for number, name in enumerate(("alice", "bob", "carol"), 1):
+            for _ in range(2 + 10 * number):
+                check(name, pair, source=f"job of {name}")
+        assert results() == {"allowed": 6, "refused": 60, "unlogged": 57}
+        assert results("p") == {"allowed": 6, "refused": 60, "unlogged": 57}
+        assert results("q") == {"allowed": 6, "other": 60}
+        refused = {"alice": 10, "bob": 20, "carol": 30}
+        assert reader.refused_identities(["p"])["p"] == refused
+        assert reader.most_refused() == (refused, {f"job of {name}": number for name, number in refused.items()})
+
     def test_the_newest_are_kept(self, monkeypatch, client):
         monkeypatch.setattr(schema, "MAX_REFUSALS", 10)
         for i in range(4):

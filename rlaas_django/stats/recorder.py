@@ -23,6 +23,8 @@ from .policies import definitions
 from .schema import CODES, DAY, HOUR, MINUTE, SITE, UNLOGGED, Refusal
 from .user_agents import classify
 
+Results = list[tuple[Outcome, str]]  # of an observation, by policy
+
 MAX_PENDING = 20_000  # the oldest are dropped beyond
 REFUSALS_PER_FLUSH = 50  # per policy and process; refusals beyond are counted, and not listed
 
@@ -70,9 +72,7 @@ def flush() -> None:
         backend.run_commands([("EXISTS", schema.refusals_key(SITE))])  # raises while Redis is unavailable
     tallies: dict[str, Tally] = defaultdict(Tally)  # by policy
     add_uneventful(tallies)
-    with contextlib.suppress(IndexError):  # none is left
-        while True:
-            add(tallies, *pending.popleft())
+    add_pending(tallies)
     for name, tally in tallies.items():
         with contextlib.suppress(backend.UnavailableError):  # one shard of a Cluster may be unavailable
             # One after the other: decisions need not wait until the server has written all of them.
@@ -92,12 +92,13 @@ class Tally:
         self.totals: Counter[str] = Counter()  # by policy and result; of the site only
         self.lines: list[str] = []  # refusals as JSON
 
-    def log(self, minute: int, line: Callable[[], str]) -> None:
-        """List a refusal, or count it as unlogged."""
+    def log(self, minute: int, line: Callable[[], str], number: int) -> None:
+        """List one of some refusals while there is room, and count the others as unlogged."""
         if len(self.lines) < REFUSALS_PER_FLUSH:
             self.lines.append(line())
-        else:
-            self.counts[minute, UNLOGGED] += 1
+            number -= 1
+        if number:
+            self.counts[minute, UNLOGGED] += number
 
     def watch(self, at: float, identity: str, level: float) -> None:
         """Keep the highest level of an identity in this hour."""
@@ -154,24 +155,44 @@ def add_uneventful(tallies: dict[str, Tally]) -> None:
             tallies[SITE].totals[f"{name}:{CODES[ALLOWED]}"] += number
 
 
-def add(tallies: dict[str, Tally], at: float, observation: Observation) -> None:
-    """Count an observation under each of its policies, and once for the site."""
+def add_pending(tallies: dict[str, Tally]) -> None:
+    """Count the other observations. Of those that differ by their time alone, as an attack makes them, many at once."""
+    numbers: Counter[tuple[Any, ...]] = Counter()
+    latest: dict[tuple[Any, ...], tuple[float, Observation, Results]] = {}
+    with contextlib.suppress(IndexError):  # none is left
+        while True:
+            at, observation = pending.popleft()
+            results = [*observation.results()]
+            counted = [
+                (each.policy.name, each.identity, each.limit, each.remaining, result) for each, result in results
+            ]
+            alike = int(at) // MINUTE, observation.source, observation.path, observation.is_continued, *counted
+            numbers[alike] += 1
+            if numbers[alike] <= REFUSALS_PER_FLUSH:
+                add(tallies, at, observation, results, 1)
+            else:
+                latest[alike] = at, observation, results
+    for alike, (at, observation, results) in latest.items():
+        add(tallies, at, observation, results, numbers[alike] - REFUSALS_PER_FLUSH)
+
+
+def add(tallies: dict[str, Tally], at: float, observation: Observation, results: Results, number: int) -> None:
+    """Count so many observations under each of their policies, and for the site."""
     minute, day, site = int(at) // MINUTE, int(at) // DAY, tallies[SITE]
-    results = [*observation.results()]
     refused: set[str] = set()  # identities
     for outcome, result in results:
         name = outcome.policy.name
         tally = tallies[name]
-        tally.counts[minute, result] += 1
+        tally.counts[minute, result] += number
         definitions.note(outcome.policy, outcome.identity)
-        site.totals[f"{name}:{CODES[result]}"] += 1
+        site.totals[f"{name}:{CODES[result]}"] += number
         if result == DEGRADED:
             continue
         if result in (REFUSED, OVER):
             line = partial(_refusal_json, at, observation, outcome, over=result == OVER)
-            tally.log(minute, line)
-            site.log(minute, line)
-            tally.refused[day][outcome.identity] += 1
+            tally.log(minute, line, number)
+            site.log(minute, line, number)
+            tally.refused[day][outcome.identity] += number
         if result == REFUSED:
             refused.add(outcome.identity)
         used = 100 * (outcome.limit - outcome.remaining) // outcome.limit
@@ -180,12 +201,12 @@ def add(tallies: dict[str, Tally], at: float, observation: Observation) -> None:
             tally.watch(at, outcome.identity, level)
             site.watch(at, f"{name}/{outcome.identity}", level)
     if not observation.is_continued:
-        site.counts[minute, overall(result for _, result in results)] += 1
+        site.counts[minute, overall(result for _, result in results)] += number
     for identity in refused:
-        site.refused[day][identity] += 1
+        site.refused[day][identity] += number
     if refused:
         is_request = observation.source == REQUEST
-        site.paths[day][observation.path if is_request else observation.source] += 1
+        site.paths[day][observation.path if is_request else observation.source] += number
 
 
 def _highest(numbers: Mapping[str, float]) -> Iterable[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import redis
 from asgiref.sync import sync_to_async
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
@@ -62,6 +63,39 @@ async def test_and_so_do_async_checks(site_cache, clock):
     await sync_to_async(site_cache.set)("cart", VALUE)
     assert [(await acheck("203.0.113.9", POLICY)).allowed for _ in range(3)] == [True, True, False]
     assert await sync_to_async(site_cache.get)("cart") == VALUE
+
+
+class OwnParser(redis.connection.DefaultParser):
+    """A parser that the site chooses, and that counts the replies."""
+
+    replies = 0
+
+    def read_response(self, *args, **options):
+        OwnParser.replies += 1
+        return super().read_response(*args, **options)
+
+
+def choose_parser(connection):
+    connection.set_parser(OwnParser)
+    connection.on_connect()
+
+
+class OwnConnection(redis.Connection):
+    def __init__(self, **options):
+        super().__init__(**{**options, "parser_class": OwnParser})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"parser_class": OwnParser}, {"redis_connect_func": choose_parser}, {"connection_class": OwnConnection}],
+    ids=str,
+)
+def test_replies_are_read_by_the_parser_that_the_site_chooses(target, use_url, clock, options):
+    use_url(target.node.url, **options)
+    before = OwnParser.replies
+    assert [check("203.0.113.9", POLICY).allowed for _ in range(3)] == [True, True, False]
+    assert not check("203.0.113.9", POLICY).degraded
+    assert OwnParser.replies >= before + 4
 
 
 def test_emptying_the_counters_leaves_the_values_of_the_site(site_cache, clock):

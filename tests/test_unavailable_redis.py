@@ -6,8 +6,10 @@ One test of each behaviour, for the quick tier; test_failure.py has every fault,
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import time
+import weakref
 from itertools import product
 
 import pytest
@@ -193,6 +195,27 @@ def test_error_of_one_key_concerns_one_identity(limiter, target, use_url, failur
     assert circuit_breaker().error is None
     assert len(failure_signals) == 3
     assert len(log_lines("WRONGTYPE")) == 1
+
+
+def test_an_error_reply_keeps_no_caller_alive(target, use_url):
+    """Until the garbage collector runs: such a server may send one for each request."""
+    use_url(target.node.url)
+    target.node.client().set("rlaas:rate_limit:p/alice", "not a log", ex=3600)
+
+    policy = Policy("p", "3/h", algo=SLIDING_WINDOW)
+    assert not check("bob", policy).degraded  # the server has the script then
+
+    def call() -> weakref.ref:
+        held_by_the_caller = type("Held", (), {})()
+        assert check("alice", policy).degraded
+        return weakref.ref(held_by_the_caller)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert call()() is None
+    finally:
+        gc.enable()
 
 
 # Recovery

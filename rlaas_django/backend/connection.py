@@ -1,8 +1,8 @@
 """Connections, made as the site's cache makes its own: its connection class, its options, but our own time limits.
 
-Replies are read from the parser of a connection, which returns an error reply and does not raise it. The connection's
-own `read_response` calls the parser, too, but prepares an error message first, for each reply: that takes a tenth of a
-decision (benchmarks/profile.py).
+Replies are read from the parser of a connection, which returns most error replies, and raises those that mean the end
+of the connection. The connection's own `read_response` calls the parser, too, but prepares an error message first, for
+each reply: that takes a tenth of a decision (benchmarks/profile.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import redis.asyncio
 from redis.asyncio.connection import DefaultParser as AsyncDefaultParser
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, DefaultParser
+from redis.connection import DefaultParser
 from redis.retry import Retry
 
 Address = tuple[str, int]
@@ -41,6 +41,7 @@ _ASYNC_CLASSES: tuple[tuple[type, type], ...] = (
     (redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection),
     (redis.Connection, redis.asyncio.Connection),
 )
+_OWN_CLASSES = {each for pair in _ASYNC_CLASSES for each in pair}
 
 
 class ConnectionOptions(NamedTuple):
@@ -72,30 +73,32 @@ class ConnectionOptions(NamedTuple):
         """Return a new connection for threads, not connected yet."""
         limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
         connection = self.connection_class(**self.options, **limits)
-        # A class of the site's, or of fakeredis, may read in another way.
-        is_standard = type(connection).read_response is AbstractConnection.read_response
-        parser_class = self.options.get("parser_class", DefaultParser)
-        return HeldConnection(connection, _parser(connection, parser_class) if is_standard else connection)
+        return HeldConnection(connection, self._reader(connection, self.options.get("parser_class", DefaultParser)))
 
     def async_connection(self) -> tuple[Any, Any]:
-        """Return a new connection for a loop, not connected yet and without time limits, and its parser."""
+        """Return a new connection for a loop, not connected yet and without time limits, and what reads its replies."""
         kind = next(other for known, other in _ASYNC_CLASSES if issubclass(self.connection_class, known))
         options = {name: value for name, value in self.options.items() if name not in _SYNC_ONLY}
         limits = {"socket_timeout": None, "socket_connect_timeout": None, "retry": AsyncRetry(NoBackoff(), 0)}
         connection = kind(**options, **limits)
-        return connection, _parser(connection, AsyncDefaultParser)
+        return connection, self._reader(connection, AsyncDefaultParser)
 
+    def _reader(self, connection: Any, parser_class: Callable[..., Any]) -> Any:
+        """Give a connection a parser, and return it: its `read_response` reads replies.
 
-def _parser(connection: Any, parser_class: Callable[..., Any]) -> Any:
-    """Give a connection a parser, and return it."""
-    parsers = []
+        The connection itself where its class is not redis-py's own, or where a function of the site's is called when it
+        connects: these may read in another way, or choose another parser.
+        """
+        if type(connection) not in _OWN_CLASSES or self.options.get("redis_connect_func") is not None:
+            return connection
+        parsers = []
 
-    def make(socket_read_size: int) -> Any:
-        parsers.append(parser_class(socket_read_size=socket_read_size))
+        def make(socket_read_size: int) -> Any:
+            parsers.append(parser_class(socket_read_size=socket_read_size))
+            return parsers[0]
+
+        connection.set_parser(make)
         return parsers[0]
-
-    connection.set_parser(make)
-    return parsers[0]
 
 
 class HeldConnection:
@@ -103,9 +106,9 @@ class HeldConnection:
 
     __slots__ = ("__weakref__", "connection", "is_new", "last_call", "read")
 
-    def __init__(self, connection: Any, parser: Any) -> None:
+    def __init__(self, connection: Any, reader: Any) -> None:
         self.connection = connection
-        self.read = parser.read_response
+        self.read = reader.read_response
         self.is_new = True  # nothing was read from it yet
         self.last_call = NOT_CONNECTED  # when it was sent
 

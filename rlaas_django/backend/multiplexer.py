@@ -31,7 +31,7 @@ class Multiplexer:
 
     def __init__(self, server: Server) -> None:
         self.loop, self._server = asyncio.get_running_loop(), server
-        self._connection, self._parser = server.options.async_connection()
+        self._connection, self._reader = server.options.async_connection()
         self._waiting: deque[tuple[Call, asyncio.Future[Any]]] = deque()
         self._batch: list[tuple[Call, asyncio.Future[Any]]] = []  # sent, or about to be
         self._worker: asyncio.Task[None] | None = None
@@ -95,12 +95,20 @@ class Multiplexer:
             except redis.ResponseError as error:  # to AUTH or SELECT
                 raise redis.ConnectionError(str(error)) from error
         await connection.send_packed_command([call.packed for call, _ in self._batch], check_health=False)
+        await self._receive()
+        self._last_use = self.loop.time()
+
+    async def _receive(self) -> None:
+        """Read the replies to the batch, and give them to their callers; error replies are given, not raised."""
         results: list[Any] = []
         try:
             for call, _ in self._batch:
                 found = []
                 for part in call.parts or (call,):
-                    reply = await self._parser.read_response()
+                    try:
+                        reply = await self._reader.read_response()
+                    except redis.ResponseError as error:
+                        reply = error
                     found.append(reply if isinstance(reply, redis.ResponseError) else part.read(reply))
                     self._is_new = False
                 results.append(found[0] if call.parts is None else found)
@@ -114,13 +122,12 @@ class Multiplexer:
                     call.abandon(result)
                 else:
                     future.set_result(result)
-        self._last_use = self.loop.time()
 
     async def _expect_no_more(self) -> None:
         """Raise an UnexpectedReplyError if another reply has come; the end of the connection is none."""
         if hasattr(self._connection, "can_read") and await self._connection.can_read():
-            with contextlib.suppress(redis.ConnectionError):
-                raise UnexpectedReplyError(await self._parser.read_response())
+            with contextlib.suppress(redis.ConnectionError, OSError):
+                raise UnexpectedReplyError(await self._reader.read_response())
 
     async def _is_stale(self) -> bool:
         """Return whether the server closed the connection, or sent something that nobody asked for."""

@@ -50,7 +50,10 @@ class Server:
             if call.parts is None:
                 reply = held.read()
                 if isinstance(reply, redis.ResponseError):
-                    raise reply
+                    try:
+                        raise reply
+                    finally:
+                        del reply  # or it and this frame would keep each other alive
                 result = call.read(reply)
             else:
                 result = [_read(held, part) for part in call.parts]
@@ -135,7 +138,7 @@ class Server:
         if isinstance(error, (TimeoutError, redis.TimeoutError)):
             error = redis.TimeoutError(f"timeout after {timeout or self.timeout:g} s")
         elif isinstance(error, OSError):
-            error = redis.ConnectionError(f"Error while reading from {self.name}: {error}")
+            error = redis.ConnectionError(str(error))
         elif not isinstance(error, redis.RedisError):
             error = redis.InvalidResponse(f"{self.name} did not reply as Redis does: {error!r}")
         is_lost = type(error) is redis.ConnectionError

@@ -106,7 +106,10 @@ class CompiledPolicySet:
         return tuple([identify(identity, policy, self._encoding) for policy in self.policies])
 
     def check_cost(self, cost: int) -> None:
-        """Raise a ValueError for a cost that fits a limit, but is too large for its algorithm."""
+        """Raise a ValueError for a cost that fits the limits, but is too large for an algorithm."""
+        pairs = zip(self.policies, self.arguments, strict=True)
+        if any(cost > each.capacity and not policy.shadow for policy, each in pairs):
+            return  # it is refused, and nothing is written
         for policy, each in zip(self.policies, self.arguments, strict=True):
             if MAX_COST.get(each.algo, cost) < cost <= each.capacity:
                 reason = f"the cost {cost} is over {MAX_COST[each.algo]}, the most that {each.algo!r} accepts"
@@ -146,6 +149,7 @@ class Check(Call):
         self.network_overrides: tuple[str, ...] = ()  # per policy, those of the networks that the client is in
         self.parts = self.on_abandoned = None
 
+    # Not set for each check, which would take longer than to look them up where they are needed.
     is_refund = False
 
     @property
@@ -230,17 +234,6 @@ class Check(Call):
                 strictest, row = strictness, i
         return row, allowed
 
-    def outcomes(self, reply: list[Any]) -> tuple[Outcome, ...]:
-        """Return what a script's reply says of each policy."""
-        outcomes, at, policy_set = [], 1, self.policy_set
-        for policy, identity, ttl in zip(policy_set.policies, self.identities, policy_set.ttls, strict=True):
-            passed, count, remaining, wait, reset_after, limit, _ = reply[at : at + REPLY_SIZE]
-            retry_after, left = wait / 1000 if wait >= 0 else math.inf, ttl or _left_of_window(policy, reply[0])
-            figures = limit, count, remaining, retry_after, reset_after / 1000, left
-            outcomes.append(Outcome(policy, identity, passed == 1, *figures))
-            at += REPLY_SIZE
-        return tuple(outcomes)
-
     def charges(self, reply: list[Any]) -> tuple[list[str], list[Any]]:
         """Return what was charged: the keys of the counters, and the arguments of their refund."""
         keys, words = [], [self.unique, self.cost]
@@ -275,11 +268,18 @@ class LazyDecision(Decision):
     @property
     def outcomes(self) -> tuple[Outcome, ...]:  # type: ignore[override]
         if self.made_outcomes is None:
-            check, reply = self.receipt
-            self.made_outcomes = check.outcomes(reply)
+            (check, reply), made = self.receipt, []
+            policy_set = check.policy_set
+            every = zip(policy_set.policies, check.identities, policy_set.ttls, policy_set.rows, strict=True)
+            for policy, identity, ttl, at in every:
+                passed, count, remaining, wait, reset_after, limit, _ = reply[at + 1 : at + 1 + REPLY_SIZE]
+                retry_after, left = wait / 1000 if wait >= 0 else math.inf, ttl or _left_of_window(policy, reply[0])
+                figures = limit, count, remaining, retry_after, reset_after / 1000, left
+                made.append(Outcome(policy, identity, passed == 1, *figures))
+            self.made_outcomes = tuple(made)
         return self.made_outcomes
 
-    def uses_less_than(self, percent: int) -> bool:
+    def passes_below(self, percent: int) -> bool:
         """Return whether all policies pass, and after this request less than so much of each limit is used."""
         check, reply = self.receipt
         for at in check.policy_set.rows:

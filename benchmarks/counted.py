@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -25,11 +26,12 @@ DECISIONS = 200  # of the shorter phase of a case; the longer one has twice as m
 DAY = 86_400
 PLENTY = 1_000_000
 SOMEONE = "someone-to-be-replaced"
-IDENTITIES = ("alice", "alice@example.com", "0b7f4f6a-3f0c-4c53-9d5f-2a4a1be3f5c1")
+IDENTITIES = ("alice", "alice@example.com", "0b7f4f6a-3f0c-4c53-9d5f-2a4a1be3f5c1", "José Müller")
 
 # The names of the client's cases, in the order in which they run.
 OURS = (
     *(f"one policy, identity {identity!r}" for identity in IDENTITIES),
+    "one policy, another identity each time",
     "three policies",
     "refused by Redis",
     "refused from memory",
@@ -79,8 +81,13 @@ def cases() -> list[Callable[[], object]]:
 
     one = Policy("one", (PLENTY, DAY))
     three = [Policy(f"three-{seconds}", (PLENTY, seconds)) for seconds in (DAY, DAY // 2, DAY // 4)]
-    decisions = [*((identity, one) for identity in IDENTITIES), ("alice", three)]
-    return [*(partial(decide, check, *each) for each in decisions), refusal()]
+    numbers = itertools.count(10_000)
+    return [
+        *(partial(decide, check, identity, one) for identity in IDENTITIES),
+        lambda: decide(check, f"{next(numbers)}@example.com", one),
+        partial(decide, check, "alice", three),
+        refusal(),
+    ]
 
 
 def refusal() -> Callable[[], object]:

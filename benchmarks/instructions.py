@@ -19,6 +19,7 @@ import redis
 
 from . import server
 from .counted import ALGORITHMS, DECISIONS, OURS, PEERS, PLENTY, SOMEONE
+from .counted import IDENTITIES as COUNTED_IDENTITIES
 from .environment import ROOT
 from .measure import Effort, Spread, progress
 from .report import Cell, Findings, Goal, Table
@@ -70,7 +71,7 @@ def rows(cases: Sequence[str] | Mapping[str, float], counts: Mapping[str, Counts
 
 
 def client_goals(here: Counts) -> list[Goal]:
-    one = max(here[case] for case in OURS[:3])
+    one = max(here[case] for case in OURS[: len(COUNTED_IDENTITIES) + 1])
     goals = [
         goal("client instructions, one policy, the costliest identity", 45_000, one),
         goal("client instructions, three policies", 60_000, here["three policies"]),

@@ -60,6 +60,7 @@ def _steps(connected: socket.socket, algo: str, limit: int) -> list[Step]:
     words = next(calls).packed.split(b"\r\n")[4::2]
     no_op = pack(("EVALSHA", does_nothing, *words[1:]))
     replies = hiredis.Reader()
+    connection = server.client().connection_pool.get_connection()
 
     def bare(packed: bytes) -> None:
         connected.sendall(packed)
@@ -70,13 +71,18 @@ def _steps(connected: socket.socket, algo: str, limit: int) -> list[Step]:
         replies.feed(connected.recv(4096))
         return replies.gets()
 
+    def by_connection() -> object:
+        connection.send_packed_command((next(calls).packed,), check_health=False)
+        return connection.read_response()
+
     return [
         Step("PING over a bare socket", partial(bare, pack(("PING",)))),
         Step("an EVALSHA of as many words that does nothing", partial(bare, no_op)),
         Step("the script, packed beforehand", lambda: bare(next(calls).packed)),
         Step("and its reply read", read),
+        Step("over redis-py's connection, by its `read_response()`", by_connection),
         Step(
-            "over a held connection, with circuit breaker and timeout",
+            "read from its parser, with pool, circuit breaker and timeout",
             lambda: backend.execute(backend.topology(), next(calls)),
         ),
         Step("`check()`, with the figures for headers", ask),

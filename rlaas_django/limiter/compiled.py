@@ -329,7 +329,7 @@ def compile_policies(policy: Policies) -> CompiledPolicySet:
         key = policy, Policy
     elif policy is not None and not isinstance(policy, str):
         policy = tuple(policy)
-        key = policy, tuple([type(each) for each in policy])
+        key = policy, tuple(map(type, policy))
     found: CompiledPolicySet | None = config.compiled.get(key)
     return found or _compile(policy, key, config)
 

@@ -106,10 +106,7 @@ class CompiledPolicySet:
         return tuple([identify(identity, policy, self._encoding) for policy in self.policies])
 
     def check_cost(self, cost: int) -> None:
-        """Raise a ValueError for a cost that fits the limits, but is too large for an algorithm."""
-        pairs = zip(self.policies, self.arguments, strict=True)
-        if any(cost > each.capacity and not policy.shadow for policy, each in pairs):
-            return  # it is refused, and nothing is written
+        """Raise a ValueError for a cost that fits a limit, but is too large for its algorithm."""
         for policy, each in zip(self.policies, self.arguments, strict=True):
             if MAX_COST.get(each.algo, cost) < cost <= each.capacity:
                 reason = f"the cost {cost} is over {MAX_COST[each.algo]}, the most that {each.algo!r} accepts"

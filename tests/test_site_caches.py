@@ -88,7 +88,7 @@ class OwnConnection(redis.Connection):
 @pytest.mark.parametrize(
     "options",
     [{"parser_class": OwnParser}, {"redis_connect_func": choose_parser}, {"connection_class": OwnConnection}],
-    ids=str,
+    ids=["option", "function", "class"],
 )
 def test_replies_are_read_by_the_parser_that_the_site_chooses(target, use_url, clock, options):
     use_url(target.node.url, **options)

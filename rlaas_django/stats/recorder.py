@@ -53,7 +53,7 @@ def flush() -> None:
     if pending or uneventful:
         backend.run_commands([("EXISTS", schema.refusals_key(SITE))])  # raises while Redis is unavailable
     tallies: dict[str, Tally] = defaultdict(Tally)  # by policy
-    add_pending(tallies)  # first, as the rates of so many identities are noted, and these are looked at
+    add_pending(tallies)  # first: MAX_LIMITS rates are noted per flush, and operators look at those near a limit
     add_uneventful(tallies)
     for name, tally in tallies.items():
         with contextlib.suppress(backend.UnavailableError):  # one shard of a Cluster may be unavailable
@@ -137,7 +137,7 @@ def add_uneventful(tallies: dict[str, Tally]) -> None:
 
 
 def add_pending(tallies: dict[str, Tally]) -> None:
-    """Count the other observations; those that count alike, as an attack makes them, together beyond the first ones."""
+    """Count the other observations. Beyond the first of a kind, those that count alike, as in an attack, together."""
     numbers: Counter[tuple[Any, ...]] = Counter()
     latest: dict[tuple[Any, ...], tuple[float, Observation, Results]] = {}
     with contextlib.suppress(IndexError):  # none is left

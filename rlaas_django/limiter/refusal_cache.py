@@ -73,20 +73,20 @@ class RefusalCache:
         self.entries: OrderedDict[object, _Entry] = OrderedDict()  # the oldest first
         self._changed = {EVERY_POLICY: 0.0}  # by policy: when units of it were refunded or reset last
 
-    def find(self, check: Check, *, redis_unavailable: bool = False) -> Decision | None:
+    def find(self, check: Check, redis_unavailable: bool = False) -> Decision | None:
         """Return the refusal of an equal check, if it still holds; its wait is shorter by its age."""
         entry = self.entries.get(_key(check))
         if entry is None or clock.frozen is not None:
             return None
-        now = monotonic()
-        age = now - entry.checked_at
+        (refusal, checked_at, decided_at, max_age), now = entry, monotonic()
+        age = now - checked_at
         if (
-            age >= entry.decision.retry_after
-            or (age >= entry.max_age and not redis_unavailable)
-            or self._is_invalid(check, entry.checked_at)
+            age >= refusal.retry_after
+            or (age >= max_age and not redis_unavailable)
+            or self._is_invalid(check, checked_at)
         ):
             return None
-        return CachedRefusal(entry.decision, now - entry.decided_at, check.policy_set.ttls)
+        return CachedRefusal(refusal, now - decided_at, check.policy_set.ttls)
 
     def store(self, check: Check, decision: Decision, checked_at: float) -> None:
         """Keep a refusal for as long as it holds."""

@@ -7,10 +7,11 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from .... import backend, conf
-from ....backend.commands import Call, Word, pack
+from ....backend.commands import Call, pack
 from ....core.clock import frozen_clock
 from ....core.keys import EncodedIdentity
 from ....core.policy import FIXED_WINDOW, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, Policy, Rate
@@ -53,12 +54,19 @@ class Sample:
         self._start = time.time_ns() // 1_000_000 // window * window  # of a window, so that all are in the same
         times = sorted(self._start + chance.randrange(window) for _ in range(steps))
         self._steps = [(now, self._limit // steps + (i < self._limit % steps)) for i, now in enumerate(times)]
+        # Calls run in a thread, which Ctrl-C does not reach: of a message that is broken off, the server would still
+        # run the rest, and make keys after they were deleted.
+        self._thread = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Sample:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._run([("UNLINK", key) for key in self._keys])
+        self._thread.shutdown()
+        calls = [Call(None, key, pack(("UNLINK", key))) for key in self._keys]
+        for _ in range(2):  # again, where a connection was lost
+            replies = backend.execute_each(self.topology, calls)
+            calls = [call for call, reply in zip(calls, replies, strict=True) if isinstance(reply, Exception)]
         self.topology.close()
 
     @property
@@ -75,7 +83,7 @@ class Sample:
         self._keys.append(self._key(policies, WARM_UP))
         # Loads the script, and fills the buffers of our connection as the others will, which the server counts.
         warm_up = self._checks(policies, [WARM_UP])
-        _raise_errors(backend.execute_each(self.topology, warm_up * (CALLS_TOGETHER // len(warm_up))))
+        _raise_errors(self._execute(warm_up * (CALLS_TOGETHER // len(warm_up))))
         before = self._data_size()
         together = max(1, CALLS_TOGETHER // len(self._steps))
         for start in range(0, self.size, together):
@@ -83,13 +91,14 @@ class Sample:
             self._keys += (self._key(policies, identity) for identity in identities)
             calls = self._checks(policies, identities)
             started = time.perf_counter()
-            _raise_errors(backend.execute_each(self.topology, calls))
+            _raise_errors(self._execute(calls))
             seconds += time.perf_counter() - started
             progress(len(calls))
         # Of all keys on the server, as the tables grow in steps.
         tables = backend.table_bytes_per_key(self.topology.servers()[0]) or TABLES
         grown = (self._data_size() - before) / self.size + tables
-        sizes = [size for size in self._run([("MEMORY", "USAGE", key) for key in self._keys[first + 1 :]]) if size]
+        calls = [Call(None, key, pack(("MEMORY", "USAGE", key))) for key in self._keys[first + 1 :]]
+        sizes = [size for size in self._execute(calls) if size and not isinstance(size, Exception)]
         used = sum(sizes) / max(1, len(sizes)) + TABLES
         if abs(grown - used) < PLAUSIBLE * used:
             used = grown
@@ -111,10 +120,9 @@ class Sample:
         is_fixed = policies.policies[0].algo == FIXED_WINDOW
         return f"{key}:{self._start // (self.rate.window * 1000)}" if is_fixed else key
 
-    def _run(self, commands: list[tuple[Word, ...]]) -> list[Any]:
-        """Run commands, of which the last word is a key."""
-        calls = [Call(None, str(command[-1]), pack(command)) for command in commands]
-        return [reply for reply in backend.execute_each(self.topology, calls) if not isinstance(reply, Exception)]
+    def _execute(self, calls: list[Call]) -> list[Any]:
+        """Return the replies, or errors in their places."""
+        return self._thread.submit(backend.execute_each, self.topology, calls).result()
 
     def _data_size(self) -> int:
         """Return the bytes of all keys and values on the servers, without hash tables and buffers."""

@@ -64,7 +64,7 @@ class Sample:
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown()
         calls = [Call(None, key, pack(("UNLINK", key))) for key in self._keys]
-        for _ in range(2):  # again, where a connection was lost
+        for _attempt in range(2):  # again, where a connection was lost
             replies = backend.execute_each(self.topology, calls)
             calls = [call for call, reply in zip(calls, replies, strict=True) if isinstance(reply, Exception)]
         self.topology.close()

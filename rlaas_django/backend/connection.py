@@ -126,7 +126,7 @@ class HeldConnection:
         self.connection.disconnect()
 
     def is_stale(self) -> bool:
-        """Return whether the server closed the connection, or sent something that nobody asked for."""
+        """Return whether the server closed the connection, or sent a reply to no call."""
         try:
             return self.last_call == NOT_CONNECTED or bool(self.connection.can_read(timeout=0))
         except redis.RedisError:

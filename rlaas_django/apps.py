@@ -14,6 +14,6 @@ class RlaasDjangoConfig(AppConfig):
         from .core import observers
         from .http.responses import SuppressedRefusals, cache_no_figures
 
-        observers.add(stats.record)
+        observers.add(stats.record, count=stats.keep)
         cache_no_figures()
         logging.getLogger("django.request").addFilter(SuppressedRefusals())

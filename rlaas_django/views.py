@@ -41,5 +41,5 @@ class RateLimitStatusView(View):
                     "reset_after": quota.reset_after,
                 }
             )
-        add_headers(response, quota)
+        add_headers(response.headers, quota)
         return response

@@ -64,8 +64,10 @@ class Decision:
     @property
     def unavailable(self) -> bool:
         """Whether it was refused only because Redis is unavailable: no limit was exceeded."""
+        if not self.degraded:
+            return False
         refusing = [each for each in self.outcomes if not (each.allowed or each.policy.shadow)]
-        return self.degraded and bool(refusing) and all(each.failed_closed for each in refusing)
+        return bool(refusing) and all(each.failed_closed for each in refusing)
 
     def __reduce__(self) -> Any:
         """Copy the result without the receipts: only the decision itself can be refunded."""

@@ -57,34 +57,45 @@ def overall(results: Iterable[str]) -> str:
 
 
 Observer = Callable[[Observation], object]
+Count = Callable[[Decision], bool]
 
-observers: list[Observer] = []
+observers: dict[Observer, Count | None] = {}
 measures_latency = False  # whether an observer wants it
-_timed: list[Observer] = []  # those that do
+count_alone: Count | None = None  # that of the only observer
+_timed: list[Observer] = []  # those that want the latency
 
 
-def add(observer: Observer, *, latency: bool = False) -> None:
-    """Have an observer called with each observation; with `latency`, calls to Redis are timed for it."""
-    global measures_latency
-    if observer not in observers:
-        observers.append(observer)
+def add(observer: Observer, *, latency: bool = False, count: Count | None = None) -> None:
+    """Have an observer called with each observation; with `latency`, calls to Redis are timed for it.
+
+    While it is the only observer, `count` gets each decision first, and returns whether that is enough. So most need no
+    Observation, which takes longer to make than to count.
+    """
+    observers.setdefault(observer, count)
     if latency:
         _timed.append(observer)
-        measures_latency = True
+    _update()
 
 
 def remove(observer: Observer) -> None:
     """Call the observer no more."""
-    global measures_latency
-    observers.remove(observer)
+    del observers[observer]
     _timed[:] = [each for each in _timed if each != observer]
+    _update()
+
+
+def _update() -> None:
+    global measures_latency, count_alone
     measures_latency = bool(_timed)
+    count_alone = next(iter(observers.values())) if len(observers) == 1 else None
 
 
 def observe(decision: Decision, source: str) -> None:
     """Pass a decision that belongs to no request to the observers; `source` is the label of who asked for it."""
+    if count_alone is not None and count_alone(decision):
+        return
     latencies = (decision.latency,) if measures_latency and decision.latency is not None else ()
     refusal = None if decision.allowed else decision
     observation = Observation(decision, refusal, source[:MAX_TEXT], latencies=latencies)
-    for observer in observers:
+    for observer in [*observers]:
         observer(observation)

@@ -103,10 +103,8 @@ class Gate:
         """The site's function for refusals; None for our own."""
         return self.limits.response or conf.config().response
 
-    def finish(self, response: HttpResponseBase, decision: Decision) -> HttpResponseBase:
-        """Add the headers of a refusal."""
-        responses.add_refusal_headers(response, decision)
-        responses.add_headers(response, self.state.decision)
+    def finish(self, response: HttpResponseBase) -> HttpResponseBase:
+        """Keep Django from logging a refusal of ours whose line was suppressed."""
         if self.state.log_suppressed and self.response is None:
             responses.suppress_log(self.request, response)
         return response
@@ -134,7 +132,7 @@ def enter(
             return _refuse(gate, refusal)
         response = view(*args, **kwargs)
         if isinstance(response, HttpResponseBase):  # otherwise Django tells the view's author
-            responses.add_headers(response, gate.state.decision)
+            responses.add_headers(response.headers, gate.state.decision)
         return response
     except Exception:
         if not limits.charge_on_error and gate.decision is not None:
@@ -168,7 +166,7 @@ async def aenter(
         gate.state.view_reached = limits.before_view
         response = await view(*args, **kwargs)
         if isinstance(response, HttpResponseBase):
-            responses.add_headers(response, gate.state.decision)
+            responses.add_headers(response.headers, gate.state.decision)
         return response
     except asyncio.CancelledError:
         gate.state.refund_cancelled()
@@ -224,12 +222,12 @@ async def _aresolve(gate: Gate, prepared: Prepared) -> Resolved:
 
 def _refuse(gate: Gate, refusal: Decision) -> HttpResponseBase:
     _refund(gate, gate.to_refund())
-    return gate.finish(responses.respond(gate.response, gate.request, refusal), refusal)
+    return gate.finish(responses.respond(gate.response, gate.request, refusal, gate.state.decision))
 
 
 async def _arefuse(gate: Gate, refusal: Decision) -> HttpResponseBase:
     await _arefund(gate, gate.to_refund())
-    return gate.finish(await responses.arespond(gate.response, gate.request, refusal), refusal)
+    return gate.finish(await responses.arespond(gate.response, gate.request, refusal, gate.state.decision))
 
 
 def _refund(gate: Gate, charges: list[Charge]) -> None:

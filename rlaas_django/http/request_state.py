@@ -83,12 +83,15 @@ class RequestState:
         self.depth -= 1
         if self.depth or self.observed == len(self.checked) or not observers.observers:
             return
+        observed, self.observed = self.observed, len(self.checked)
         request, decision, exceeded = self._requests[0], self.decision, self.exceeded
         latencies: tuple[float, ...] = ()
-        if self.observed:  # limits one after the other, such as of the resolvers of a GraphQL request
-            decision = combine(outcome for each, _ in self.checked[self.observed :] for outcome in each.outcomes)
+        if observed:  # limits one after the other, such as of the resolvers of a GraphQL request
+            decision = combine(outcome for each, _ in self.checked[observed:] for outcome in each.outcomes)
+        elif observers.count_alone is not None and decision is not None and observers.count_alone(decision):
+            return
         if observers.measures_latency:
-            latencies = tuple([each.latency for each, _ in self.checked[self.observed :] if each.latency is not None])
+            latencies = tuple([each.latency for each, _ in self.checked[observed:] if each.latency is not None])
         observation = Observation(
             decision,  # type: ignore[arg-type]  # there is one, as something was checked
             self.refusal,
@@ -98,8 +101,7 @@ class RequestState:
             client_address(request) if exceeded else "",
             request.META.get("HTTP_USER_AGENT", "")[:MAX_TEXT] if exceeded else "",  # `headers` reads all of META
             latencies,
-            is_continued=self.observed > 0,
+            is_continued=observed > 0,
         )
-        self.observed = len(self.checked)
-        for observer in observers.observers:
+        for observer in [*observers.observers]:
             observer(observation)

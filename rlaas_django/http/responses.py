@@ -25,8 +25,9 @@ from ..core.policy import Rate
 from . import page as refusal_page
 
 Respond = Callable[[HttpRequest, Decision], Any]
+Headers = ResponseHeaders | dict[str, str]
 
-PROBLEM_JSON = "application/problem+json"
+PROBLEM_JSON, PLAIN_TEXT = "application/problem+json", "text/plain; charset=utf-8"
 PROBLEMS = "https://iana.org/assignments/http-problem-types#"
 # In this order when the client does not care: a program rather than a person.
 MEDIA_TYPES = (PROBLEM_JSON, "application/json", "text/html", "text/plain")
@@ -39,12 +40,36 @@ FIGURES = frozenset(
 )
 
 
-def plain_refusal(request: HttpRequest, decision: Decision) -> HttpResponse | None:
+class OwnHeaders(ResponseHeaders):
+    """The headers of a refusal of ours, set at once: ASCII text without line breaks.
+
+    Django's own constructor checks and encodes each by itself, which takes a tenth of a refused request.
+    """
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        super(ResponseHeaders, self).__init__(headers)
+
+
+def plain_refusal(request: HttpRequest, refusal: Decision, decision: Decision | None) -> HttpResponse | None:
     """Return a 429 or 503 as JSON or text; None if the client prefers a page, whose template may use the database."""
     preferred = preferred_type(request, MEDIA_TYPES)
     if preferred == "text/html":
         return None
-    return _problem(decision) if preferred in (PROBLEM_JSON, "application/json") else _text(decision)
+    status, wait = _status(refusal), _wait(refusal)
+    if preferred in (PROBLEM_JSON, "application/json"):
+        violated = [each.policy.label for each in refusal.outcomes if not each.allowed and not each.policy.shadow]
+        body, content_type = _problem(get_language(), status, wait, tuple(violated)), PROBLEM_JSON
+    else:
+        body, content_type = _text(status, wait), PLAIN_TEXT
+    response = HttpResponse(body, content_type, status)
+    # With its length, so that the server does not send it in chunks.
+    headers = {"Content-Type": content_type, "Content-Length": str(len(body)), "Vary": "Accept"}
+    headers["Cache-Control"] = "no-store"
+    if wait is not None:
+        headers["Retry-After"] = str(wait)
+    add_headers(headers, decision)
+    response.headers = OwnHeaders(headers)
+    return response
 
 
 def page(request: HttpRequest, decision: Decision) -> HttpResponse:
@@ -60,7 +85,7 @@ def page(request: HttpRequest, decision: Decision) -> HttpResponse:
     try:
         text = render_to_string("rlaas_django/429.html", context, request)
     except (TemplateDoesNotExist, ImportError):  # a site without templates
-        return _text(decision)
+        return HttpResponse(_text(status, wait), PLAIN_TEXT, status, headers={"Vary": "Accept"})
     return HttpResponse(text, status=status, headers={"Vary": "Accept"})
 
 
@@ -98,8 +123,8 @@ def add_refusal_headers(response: HttpResponseBase, decision: Decision) -> None:
     response.headers.setdefault("Cache-Control", "no-store")
 
 
-def add_headers(response: HttpResponseBase, decision: Decision | None) -> None:
-    """Add the figures of every enforced policy; those that are there are replaced."""
+def add_headers(headers: Headers, decision: Decision | None) -> None:
+    """Add the figures of every enforced policy to the headers of a response; those that are there are replaced."""
     enforced: list[Outcome] = []
     labels: set[str] = set()
     policies, usage = [], []
@@ -116,7 +141,7 @@ def add_headers(response: HttpResponseBase, decision: Decision | None) -> None:
             usage.append(f'"{label}";r={outcome.remaining};t={math.ceil(outcome.reset_after)}')
     if not enforced:
         return
-    families, headers = conf.config().headers, response.headers
+    families = conf.config().headers
     if "RateLimit" in families:
         headers["RateLimit-Policy"], headers["RateLimit"] = ", ".join(policies), ", ".join(usage)
     if "X-RateLimit" in families:
@@ -170,46 +195,46 @@ def in_words(seconds: int) -> str:
     return _(", ").join(words).replace("\xa0", " ")
 
 
-def _problem(decision: Decision) -> HttpResponse:
-    violated = tuple([each.policy.label for each in decision.outcomes if not each.allowed and not each.policy.shadow])
-    status = _status(decision)
-    body = _problem_body(get_language(), status, _wait(decision), violated)
-    # With its length, so that the server does not send it in chunks.
-    headers = {"Content-Type": PROBLEM_JSON, "Content-Length": str(len(body)), "Vary": "Accept"}
-    return HttpResponse(body, status=status, headers=headers)
-
-
 # To translate its texts takes longer than the rest of a refusal.
 @lru_cache(maxsize=1024)
-def _problem_body(language: str | None, status: int, wait: int | None, violated: tuple[str, ...]) -> bytes:  # noqa: ARG001
+def _problem(language: str | None, status: int, wait: int | None, violated: tuple[str, ...]) -> bytes:  # noqa: ARG001
     kind = "temporary-reduced-capacity" if status == 503 else "quota-exceeded"
     problem = {"type": PROBLEMS + kind, "title": _title(status), "status": status, "detail": _detail(wait)}
     return json.dumps({**problem, "violated-policies": violated}).encode()
 
 
-def _text(decision: Decision) -> HttpResponse:
-    headers = {"Content-Type": "text/plain; charset=utf-8", "Vary": "Accept"}
-    status = _status(decision)
-    return HttpResponse(f"{_title(status)}. {_detail(_wait(decision))}\n", status=status, headers=headers)
+def _text(status: int, wait: int | None) -> bytes:
+    return f"{_title(status)}. {_detail(wait)}\n".encode()
 
 
-async def arespond(function: Respond | None, request: HttpRequest, decision: Decision) -> HttpResponseBase:
-    """Return the response of the site's function, or our own."""
-    if function is None and (plain := plain_refusal(request, decision)) is not None:
+async def arespond(
+    function: Respond | None, request: HttpRequest, refusal: Decision, decision: Decision | None
+) -> HttpResponseBase:
+    """Return the response of the site's function, or our own, with the headers of a refusal and of all figures."""
+    if function is None and (plain := plain_refusal(request, refusal, decision)) is not None:
         return plain
     call = function if iscoroutinefunction(function) else in_thread(function or page)
-    response: Any = await call(request, decision)
+    response: Any = await call(request, refusal)
     if not getattr(response, "is_rendered", True):  # Django renders a view's template response, not a middleware's
         response = await in_thread(response.render)()
+    add_refusal_headers(response, refusal)
+    add_headers(response.headers, decision)
     return response  # type: ignore[no-any-return]
 
 
-def respond(function: Respond | None, request: HttpRequest, decision: Decision) -> HttpResponseBase:
+def respond(
+    function: Respond | None, request: HttpRequest, refusal: Decision, decision: Decision | None
+) -> HttpResponseBase:
     """As `arespond`, for sync code."""
-    if function is None:
-        return plain_refusal(request, decision) or page(request, decision)
-    response: Any = (async_to_sync(function) if iscoroutinefunction(function) else function)(request, decision)
-    return response if getattr(response, "is_rendered", True) else response.render()  # type: ignore[no-any-return]
+    if function is None and (plain := plain_refusal(request, refusal, decision)) is not None:
+        return plain
+    call = async_to_sync(function) if iscoroutinefunction(function) else function or page
+    response: Any = call(request, refusal)
+    if not getattr(response, "is_rendered", True):
+        response = response.render()
+    add_refusal_headers(response, refusal)
+    add_headers(response.headers, decision)
+    return response  # type: ignore[no-any-return]
 
 
 def in_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:

@@ -112,7 +112,7 @@ def with_headers(request: Any, response: Any) -> Any:
     """Return a response with the headers of what was decided about the request."""
     decision: Decision | None = getattr(request, "rate_limit", None)
     if decision is not None and isinstance(response, HttpResponseBase):
-        add_headers(response, decision)
+        add_headers(response.headers, decision)
         if not decision.allowed:
             add_refusal_headers(response, decision)
     return response

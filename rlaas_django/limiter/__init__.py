@@ -18,8 +18,17 @@ from ..core.keys import Identity, counter_key
 from ..core.observers import CODE
 from ..core.policy import ALGORITHMS, DEFAULT, Policies, Policy
 from . import fallback, networks
-from .compiled import Check, CompiledPolicySet, compile_policies, plan, refund_call
-from .refunds import arefund, arefund_all, refund, refund_abandoned, refund_all, refund_later
+from .compiled import Check, CompiledPolicySet, compile_policies, plan
+from .refunds import (
+    arefund,
+    arefund_all,
+    decided_arguments,
+    refund,
+    refund_abandoned,
+    refund_all,
+    refund_call,
+    refund_later,
+)
 from .refusal_cache import cached_refusals
 from .slots import SlotCheck
 
@@ -196,8 +205,8 @@ def refund_units(identity: Identity, policy: Policy, units: int) -> int:
     """Refund some units of an identity's usage, the newest first; return how many there were."""
     peeked = plan(identity, policy, 1, charge=False)
     policy_set, topology = peeked.policy_set, peeked.policy_set.topology
-    _, reply = backend.execute(topology, peeked.pack(), timeout=ADMIN_TIMEOUT).receipt
-    (arguments,) = peeked.decided_arguments(reply)
+    reply = backend.execute(topology, peeked.pack(), timeout=ADMIN_TIMEOUT).reply
+    (arguments,) = decided_arguments(peeked, reply)
     call = refund_call(policy_set.keys(peeked.identities), ("", units, *arguments, 0))
     refunded = int(sum(backend.execute(topology, call)))
     cached_refusals().invalidate(policy_set.names)

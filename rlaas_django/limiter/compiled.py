@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import backend, conf
-from ..backend.commands import Call, pack, script_call
+from ..backend.commands import Call, pack
 from ..backend.errors import UnexpectedReplyError
 from ..backend.scripts import Script, for_algorithms
 from ..conf import Config
@@ -33,7 +33,6 @@ from ..core.policy import (
     Policies,
     Policy,
     PolicyError,
-    ScriptArguments,
     script_arguments,
     shown,
 )
@@ -47,8 +46,6 @@ MAX_COMPILED = 1024  # sets per process
 # changes the limit of a policy with a burst, the limit of each policy.
 REPLY_SIZE = 7
 ALLOWED, COUNT, REMAINING, RETRY_AFTER, RESET_AFTER, LIMIT, CHARGED_AT = range(1, 8)  # of the first policy, by index
-# What a refund takes for each policy, after the check's unique id and cost: the policy's ScriptArguments, charged_at
-CHARGE_SIZE = 6
 # Of the id that tells a check from all others: two of one millisecond are two entries. In bytes, and in hex digits.
 UNIQUE_BYTES, UNIQUE_LENGTH = 10, 20
 # The command of a check of one unit and one identity: what is around the identity, and what follows the unique id.
@@ -140,14 +137,12 @@ class Check(Call):
     """A check: who is charged what, by which policies. It can be sent once it is packed."""
 
     __slots__ = ("charge", "cost", "identities", "network_overrides", "policy_set", "unique")
+    is_refund = False
 
     def __init__(self, policy_set: CompiledPolicySet, identities: tuple[str, ...], cost: int, charge: bool) -> None:
         self.policy_set, self.identities, self.cost, self.charge = policy_set, identities, cost, charge
         self.network_overrides: tuple[str, ...] = ()  # per policy, those of the networks that the client is in
         self.parts = self.on_abandoned = None
-
-    # Not set for each check, which would take longer than to look them up where they are needed.
-    is_refund = False
 
     @property
     def script(self) -> Script:  # type: ignore[override]
@@ -161,7 +156,7 @@ class Check(Call):
         """Set the command that decides all policies; return the check, which can be sent then."""
         policy_set, identities = self.policy_set, self.identities
         identity = identities[0]
-        # What tells it from all other checks. Not a counter, which threads and forks would have to share.
+        # Not a counter, which threads and forks would have to share.
         self.unique = unique = os.urandom(UNIQUE_BYTES).hex()
         if (
             self.cost == 1
@@ -194,111 +189,108 @@ class Check(Call):
             part.network_overrides = tuple([self.network_overrides[i] for i in indexes])
         return part
 
-    def read(self, reply: Any) -> Decision:
-        """Return the decision that a script's reply means."""
-        policy_set, receipt = self.policy_set, (self, reply)
+    def read(self, reply: Any) -> ReplyDecision:
+        """Return the decision that a reply means; UnexpectedReplyError when it cannot be to this check."""
+        policy_set, row, part = self.policy_set, 0, reply
         if type(reply) is not list or len(reply) not in policy_set.reply_lengths:
             raise UnexpectedReplyError(reply)
         try:
             sum(reply)
         except TypeError:  # not all are numbers
             raise UnexpectedReplyError(reply) from None
-        row, allowed = (0, reply[ALLOWED] == 1) if len(self.identities) == 1 else self._strictest(reply)
-        at, policy = policy_set.rows[row], policy_set.policies[row]
-        decision: LazyDecision = LazyDecision()
-        decision.allowed = allowed = allowed or policy.shadow  # the strictest is a shadow policy only if all are
-        decision.policy, decision.limit, decision.current_count = policy, reply[at + LIMIT], reply[at + COUNT]
-        decision.remaining, decision.reset_after = reply[at + REMAINING], reply[at + RESET_AFTER] / 1000
-        wait = reply[at + RETRY_AFTER]
-        decision.retry_after = 0.0 if allowed else wait / 1000 if wait >= 0 else math.inf
-        decision.ttl = policy_set.ttls[row] or _left_of_window(policy, reply[0])
-        decision.degraded, decision.latency, decision.made_outcomes, decision.receipt = False, None, None, receipt
-        decision.receipts = [receipt] if allowed and self.charge else []
+        if len(reply) == REPLY_SIZE + 1:
+            allowed = reply[ALLOWED] == 1 or policy_set.has_shadow
+        else:
+            row, allowed = _strictest(policy_set, reply)
+            part = reply[REPLY_SIZE * row : REPLY_SIZE * row + REPLY_SIZE + 1]
+        decision: ReplyDecision = ReplyDecision()
+        decision.check, decision.reply, decision.row, decision.age, decision.made_outcomes = self, reply, row, 0.0, ()
+        decision.allowed, decision.degraded, decision.latency = allowed, False, None
+        decision.receipts = [(self, reply)] if allowed and self.charge else []
+        decision.policy = policy = policy_set.policies[row]
+        _, _, decision.current_count, decision.remaining, wait, reset_after, decision.limit, _ = part
+        decision.retry_after, decision.reset_after = 0.0 if allowed else _seconds(wait), reset_after / 1000
+        decision.ttl = policy_set.ttls[row] or _left_of_window(policy, reply[0], 0.0)
         return decision
 
-    def _strictest(self, reply: list[Any]) -> tuple[int, bool]:
-        """Return the row of the strictest policy, as `core.decision.strictest` chooses it, and whether all pass."""
-        end = REPLY_SIZE * len(self.identities) + 1
-        if not self.policy_set.has_shadow and 0 not in reply[ALLOWED:end:REPLY_SIZE]:
-            remaining = reply[REMAINING:end:REPLY_SIZE]
-            return remaining.index(min(remaining)), True
-        strictest, row, allowed = (False, False, -math.inf), 0, True
-        for i, policy in enumerate(self.policy_set.policies):
-            passed, _, remaining, wait = reply[REPLY_SIZE * i + 1 : REPLY_SIZE * i + 5]
-            allowed = allowed and (passed == 1 or policy.shadow)
-            measure = -remaining if passed == 1 else wait if wait >= 0 else math.inf
-            if (strictness := (not policy.shadow, passed != 1, measure)) > strictest:
-                strictest, row = strictness, i
-        return row, allowed
 
-    def charges(self, reply: list[Any]) -> tuple[list[str], list[Any]]:
-        """Return what was charged: the keys of the counters, and the arguments of their refund."""
-        keys, words = [], [self.unique, self.cost]
-        charged = reply[CHARGED_AT : REPLY_SIZE * len(self.identities) + 1 : REPLY_SIZE]
-        every = zip(self.policy_set.keys(self.identities), self.decided_arguments(reply), charged, strict=True)
-        for key, arguments, charged_at in every:
-            if charged_at >= 0:
-                keys.append(key)
-                words += (*arguments, charged_at)
-        return keys, words
+class ReplyDecision(Decision):
+    """The decision of a reply, whose outcomes are made when they are read: a check in code may need none."""
 
-    def decided_arguments(self, reply: list[Any]) -> list[ScriptArguments]:
-        """Return the arguments of each policy with the limit that it was decided with, which an override may change."""
-        end = REPLY_SIZE * len(self.identities) + 1
-        capacities, limits = reply[LIMIT:end:REPLY_SIZE], reply[end:]
-        return [
-            arguments._replace(limit=limits[i] if limits else capacities[i], capacity=capacities[i])
-            if limits or capacities[i] != arguments.capacity
-            else arguments
-            for i, arguments in enumerate(self.policy_set.arguments)
-        ]
-
-
-class LazyDecision(Decision):
-    """The decision of a script's reply, whose outcomes are made when they are read: a check in code may never do it."""
-
-    __slots__ = ("made_outcomes", "receipt")
-    __init__ = object.__init__  # `Check.read` sets the attributes
-    made_outcomes: tuple[Outcome, ...] | None
-    receipt: tuple[Check, list[Any]]
+    __slots__ = ("age", "check", "made_outcomes", "reply", "row")
+    __init__ = object.__init__  # `read` sets the attributes: a Python __init__ would take a third longer
+    check: Check
+    reply: list[Any]
+    row: int  # of the strictest policy
+    age: float  # seconds since the reply, where it is repeated
+    made_outcomes: tuple[Outcome, ...]
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:  # type: ignore[override]
-        if self.made_outcomes is None:
-            (check, reply), made = self.receipt, []
-            policy_set = check.policy_set
-            every = zip(policy_set.policies, check.identities, policy_set.ttls, policy_set.rows, strict=True)
-            for policy, identity, ttl, at in every:
-                passed, count, remaining, wait, reset_after, limit, _ = reply[at + 1 : at + 1 + REPLY_SIZE]
-                retry_after, left = wait / 1000 if wait >= 0 else math.inf, ttl or _left_of_window(policy, reply[0])
-                figures = limit, count, remaining, retry_after, reset_after / 1000, left
-                made.append(Outcome(policy, identity, passed == 1, *figures))
+        if not self.made_outcomes:
+            check, reply, age, made = self.check, self.reply, self.age, []
+            policy_set, identities = check.policy_set, check.identities
+            for i, at in enumerate(policy_set.rows):  # not by zip(strict=True), which takes as long as the rest
+                _, passed, count, remaining, wait, reset_after, limit, _ = reply[at : at + REPLY_SIZE + 1]
+                policy, allowed = policy_set.policies[i], passed == 1
+                retry_after, reset_after = 0.0 if allowed else _seconds(wait), reset_after / 1000
+                if age:
+                    retry_after, reset_after = max(0.0, retry_after - age), max(0.0, reset_after - age)
+                ttl = policy_set.ttls[i] or _left_of_window(policy, reply[0], age)
+                made.append(
+                    Outcome(policy, identities[i], allowed, limit, count, remaining, retry_after, reset_after, ttl)
+                )
             self.made_outcomes = tuple(made)
         return self.made_outcomes
 
     def passes_below(self, percent: int) -> bool:
         """Return whether all policies pass, and after this request less than so much of each limit is used."""
-        check, reply = self.receipt
-        for at in check.policy_set.rows:
+        reply = self.reply
+        for at in self.check.policy_set.rows:
             limit = reply[at + LIMIT]
             if reply[at + ALLOWED] != 1 or 100 * (limit - reply[at + REMAINING]) >= percent * limit:
                 return False
         return True
 
+    def after(self, seconds: float) -> ReplyDecision:
+        """Return this refusal as it is some seconds later."""
+        later: ReplyDecision = ReplyDecision()
+        later.check, later.reply, later.row = self.check, self.reply, self.row
+        later.age, later.made_outcomes = seconds, ()
+        later.allowed, later.degraded, later.latency, later.receipts = False, False, None, []
+        later.policy, later.limit, later.current_count = self.policy, self.limit, self.current_count
+        later.remaining, later.retry_after = self.remaining, self.retry_after - seconds
+        later.reset_after = max(0.0, self.reset_after - seconds)
+        later.ttl = self.check.policy_set.ttls[self.row] or _left_of_window(self.policy, self.reply[0], seconds)
+        return later
 
-def refund_call(keys: Sequence[str], words: Sequence[Any]) -> Call:
-    """Return the call that refunds charges: `words` are the unique id, the cost, and per policy CHARGE_SIZE words.
 
-    The last key may be that of a marker, and the last word its ttl.
-    """
-    policies = (len(words) - 2) // CHARGE_SIZE
-    algorithms = words[2 : 2 + CHARGE_SIZE * policies : CHARGE_SIZE]
-    return script_call(for_algorithms(algorithms), keys, (clock.script_time(), "refund", *words), is_refund=True)
-
-
-def _left_of_window(policy: Policy, now: float) -> int:
+def _left_of_window(policy: Policy, at: int, age: float) -> int:
+    """Return the seconds that are left of a fixed window some seconds after a time in ms, rounded up."""
     window = policy.window * 1000
-    return math.ceil((window - now % window) / 1000)
+    return math.ceil((window - (at + 1000 * age) % window) / 1000)
+
+
+def _strictest(policy_set: CompiledPolicySet, reply: list[Any]) -> tuple[int, bool]:
+    """Return the index of the strictest policy, as `core.decision.strictest` chooses it, and whether all pass."""
+    end = policy_set.reply_lengths[0]
+    if not policy_set.has_shadow and 0 not in reply[ALLOWED:end:REPLY_SIZE]:
+        remaining = reply[REMAINING:end:REPLY_SIZE]
+        return remaining.index(min(remaining)), True
+    strictest, row, allowed = (False, False, -math.inf), 0, True
+    for i, policy in enumerate(policy_set.policies):
+        at = policy_set.rows[i]
+        passed, _, remaining, wait = reply[at + ALLOWED : at + RESET_AFTER]
+        allowed = allowed and (passed == 1 or policy.shadow)
+        measure = -remaining if passed == 1 else _seconds(wait)
+        if (strictness := (not policy.shadow, passed != 1, measure)) > strictest:
+            strictest, row = strictness, i
+    return row, allowed
+
+
+def _seconds(wait: float) -> float:
+    """Return a wait in seconds; -1 is never."""
+    return wait / 1000 if wait >= 0 else math.inf
 
 
 def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, charge: bool = True) -> Check:
@@ -326,7 +318,7 @@ def compile_policies(policy: Policies) -> CompiledPolicySet:
         key = policy, Policy
     elif policy is not None and not isinstance(policy, str):
         policy = tuple(policy)
-        key = policy, tuple(map(type, policy))
+        key = (*policy, *map(type, policy))
     found: CompiledPolicySet | None = config.compiled.get(key)
     return found or _compile(policy, key, config)
 

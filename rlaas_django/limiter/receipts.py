@@ -15,7 +15,8 @@ from .. import backend
 from ..backend import Call
 from ..core.decision import Decision
 from ..core.keys import parse_counter_key
-from .compiled import CHARGE_SIZE, Check, refund_call
+from .compiled import Check
+from .refunds import CHARGE_SIZE, charges, refund_call
 from .refusal_cache import cached_refusals
 
 MARKER_PREFIX = "rlaas:refunded:"
@@ -34,8 +35,8 @@ class Receipt(NamedTuple):
 
 def write(decision: Decision) -> str | None:
     """Return the receipt of what a decision charged in Redis; None when it charged nothing there."""
-    charges = [check.charges(reply) for check, reply in _of_redis(decision)]
-    charged = [each for each in charges if each[0]]
+    every = [charges(check, reply) for check, reply in _of_redis(decision)]
+    charged = [each for each in every if each[0]]
     return Signer(salt=_SALT).sign_object(charged) if charged else None
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import backend
-from ..backend import UnavailableError
+from ..backend import Call, UnavailableError, script_call
+from ..backend.scripts import for_algorithms
+from ..core.clock import script_time
 from ..core.decision import Decision
-from .compiled import Check, refund_call
+from ..core.policy import ScriptArguments
+from .compiled import CHARGED_AT, LIMIT, REPLY_SIZE, Check
 from .fallback import LocalReceipt
 from .refusal_cache import cached_refusals
 
+# What a refund takes for each policy, after the check's unique id and cost: the policy's ScriptArguments, charged_at
+CHARGE_SIZE = 6
 Refunded = tuple[int, UnavailableError | None]  # units, and why others were not refunded
 
 _tasks: set[asyncio.Task[Refunded]] = set()  # an event loop keeps weak references only
@@ -87,8 +92,42 @@ def _take(receipts: list[Any]) -> Iterator[Any]:
             return
 
 
+def charges(check: Check, reply: list[Any]) -> tuple[list[str], list[Any]]:
+    """Return what a check charged, by its reply: the keys of the counters, and the arguments of their refund."""
+    keys, words = [], [check.unique, check.cost]
+    charged = reply[CHARGED_AT : REPLY_SIZE * len(check.identities) + 1 : REPLY_SIZE]
+    every = zip(check.policy_set.keys(check.identities), decided_arguments(check, reply), charged, strict=True)
+    for key, arguments, charged_at in every:
+        if charged_at >= 0:
+            keys.append(key)
+            words += (*arguments, charged_at)
+    return keys, words
+
+
+def decided_arguments(check: Check, reply: list[Any]) -> list[ScriptArguments]:
+    """Return the arguments of each policy with the limit that it was decided with, which an override may change."""
+    end = REPLY_SIZE * len(check.identities) + 1
+    capacities, limits = reply[LIMIT:end:REPLY_SIZE], reply[end:]
+    return [
+        arguments._replace(limit=limits[i] if limits else capacities[i], capacity=capacities[i])
+        if limits or capacities[i] != arguments.capacity
+        else arguments
+        for i, arguments in enumerate(check.policy_set.arguments)
+    ]
+
+
+def refund_call(keys: Sequence[str], words: Sequence[Any]) -> Call:
+    """Return the call that refunds charges: `words` are the unique id, the cost, and per policy CHARGE_SIZE words.
+
+    The last key may be that of a marker, and the last word its ttl.
+    """
+    policies = (len(words) - 2) // CHARGE_SIZE
+    algorithms = words[2 : 2 + CHARGE_SIZE * policies : CHARGE_SIZE]
+    return script_call(for_algorithms(algorithms), keys, (script_time(), "refund", *words), is_refund=True)
+
+
 def _refund(check: Check, reply: list[Any]) -> int:
-    keys, words = check.charges(reply)
+    keys, words = charges(check, reply)
     # Not by the check's own topology: this may be a fork of its process, which must not use its connections.
     refunded = sum(backend.execute(backend.topology(), refund_call(keys, words))) if keys else 0
     cached_refusals().invalidate(check.policy_set.names)
@@ -96,7 +135,7 @@ def _refund(check: Check, reply: list[Any]) -> int:
 
 
 async def _arefund(check: Check, reply: list[Any]) -> int:
-    keys, words = check.charges(reply)
+    keys, words = charges(check, reply)
     refunded = sum(await backend.aexecute(backend.topology(), refund_call(keys, words))) if keys else 0
     cached_refusals().invalidate(check.policy_set.names)
     return int(refunded)

@@ -11,55 +11,23 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from .. import conf
 from ..core import clock, registry
-from ..core.decision import Decision, Outcome
+from ..core.decision import Decision
 from ..core.policy import EVERY_POLICY, Policy
 
 if TYPE_CHECKING:
-    from .compiled import Check
+    from .compiled import Check, ReplyDecision
 
 MAX_AGE = 1.0  # seconds, while Redis is available
 MAX_AGE_BESIDE_OTHERS = 0.1  # where a policy that passed may come to refuse for longer
 MAX_ENTRIES = 10_000
 
 
-class CachedRefusal(Decision):
-    """A refusal as it is some seconds later; its outcomes are made when they are read."""
-
-    __slots__ = ("_age", "_made_outcomes", "_refusal", "_ttls")
-    _made_outcomes: tuple[Outcome, ...]
-
-    def __init__(self, refusal: Decision, age: float, ttls: tuple[int, ...]) -> None:
-        self._refusal, self._age, self._ttls, self._made_outcomes = refusal, age, ttls, ()
-        self.allowed, self.degraded, self.latency, self.receipts = False, False, None, []
-        self.policy, self.limit, self.current_count = refusal.policy, refusal.limit, refusal.current_count
-        self.remaining = refusal.remaining
-        self.retry_after, self.reset_after = refusal.retry_after - age, max(0.0, refusal.reset_after - age)
-
-    @property
-    def outcomes(self) -> tuple[Outcome, ...]:  # type: ignore[override]
-        if not self._made_outcomes:
-            pairs = zip(self._refusal.outcomes, self._ttls, strict=True)
-            self._made_outcomes = tuple([_later(outcome, self._age, ttl) for outcome, ttl in pairs])
-        return self._made_outcomes
-
-    @property
-    def ttl(self) -> int:  # type: ignore[override]
-        return next(outcome.ttl for outcome in self.outcomes if outcome.policy is self.policy)
-
-
-def _later(outcome: Outcome, age: float, ttl: int) -> Outcome:
-    policy, identity, allowed, limit, count, remaining, retry_after, reset_after, _, degraded = outcome
-    retry_after, reset_after = max(0.0, retry_after - age), max(0.0, reset_after - age)
-    figures = limit, count, remaining, retry_after, reset_after, ttl or math.ceil(reset_after), degraded
-    return Outcome(policy, identity, allowed, *figures)
-
-
 class _Entry(NamedTuple):
-    decision: Decision
+    decision: ReplyDecision
     # By this process' clock: when Redis was called, and when it had replied. The wait begins between the two.
     checked_at: float
     decided_at: float
@@ -86,7 +54,7 @@ class RefusalCache:
             or self._is_invalid(check, checked_at)
         ):
             return None
-        return CachedRefusal(refusal, now - decided_at, check.policy_set.ttls)
+        return refusal.after(now - decided_at)
 
     def store(self, check: Check, decision: Decision, checked_at: float) -> None:
         """Keep a refusal for as long as it holds."""
@@ -104,7 +72,7 @@ class RefusalCache:
             return
         key = _key(check)
         self.entries.pop(key, None)
-        self.entries[key] = _Entry(decision, checked_at, monotonic(), _max_age(decision))
+        self.entries[key] = _Entry(cast("ReplyDecision", decision), checked_at, monotonic(), _max_age(decision))
         if len(self.entries) > MAX_ENTRIES:
             self.entries.popitem(last=False)
 

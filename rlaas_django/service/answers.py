@@ -40,7 +40,7 @@ def decision_response(decision: Decision, caller: Caller, *, as_text: bool) -> H
 
 def with_headers(response: HttpResponse, decision: Decision) -> HttpResponse:
     """Add the figures of a decision, and what goes with a refusal."""
-    responses.add_headers(response, decision)
+    responses.add_headers(response.headers, decision)
     if not decision.allowed:
         responses.add_refusal_headers(response, decision)
     return response

@@ -10,25 +10,32 @@ import time
 from collections import deque
 from typing import Any
 
+from ..core.decision import Decision
 from ..core.observers import Observation
-from ..limiter.compiled import LazyDecision
+from ..limiter.compiled import ReplyDecision
 from . import background, recorder
 from .schema import WATCH_PERCENT
 
-__all__ = ["record"]
+__all__ = ["keep", "record"]
 
 
 def record(observation: Observation) -> None:
     """Keep an observation; the background thread writes it to Redis within a second or two."""
-    decision, now = observation.decision, time.time()
+    keep(observation.decision, observation)
+
+
+def keep(decision: Decision, observation: Observation | None = None) -> bool:
+    """Keep what is counted of a decision; return False if it needs the observation, and there is none."""
     queue: deque[Any] = recorder.pending
-    entry: tuple[Any, ...] = now, observation
-    if isinstance(decision, LazyDecision) and decision.passes_below(WATCH_PERCENT):
-        check, _ = decision.receipt
-        queue, entry = recorder.uneventful, (now, check.policy_set, check.identities)
+    entry: tuple[Any, ...] = time.time(), observation
+    if isinstance(decision, ReplyDecision) and decision.passes_below(WATCH_PERCENT):
+        queue, entry = recorder.uneventful, (entry[0], decision.check.policy_set, decision.check.identities)
+    elif observation is None:
+        return False
     if len(queue) == queue.maxlen:
         recorder.dropped += 1
     queue.append(entry)
     state = background.state
     if state.pid != os.getpid() or time.monotonic() - state.last_round > background.STALLED_AFTER:
         background.wake()
+    return True

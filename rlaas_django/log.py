@@ -32,15 +32,10 @@ def refusal(outcome: Outcome, method: str, path: str, *, block: bool) -> bool:
         return logger.isEnabledFor(logging.WARNING)
     refused = "would be refused" if outcome.policy.shadow else "refused" if block else "over the limit"
     figures = outcome.policy, outcome.identity, outcome.current_count, outcome.limit, outcome.retry_after
-    override = " override=block" if _is_blocked(outcome) else ""  # before what the client chooses
+    override = " override=block" if outcome.blocked else ""  # before what the client chooses
     line = "%s policy=%s identity=%s count=%d/%d retry_after=%.3f%s %s %s"
     logger.warning(line, refused, *figures, override, escaped(method), escaped(path))
     return False
-
-
-def _is_blocked(outcome: Outcome) -> bool:
-    """Return whether an override alone refused: nothing remains, although less than the limit was used."""
-    return not outcome.remaining and outcome.current_count < outcome.limit
 
 
 def escaped(text: str) -> str:

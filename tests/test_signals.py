@@ -187,13 +187,15 @@ def test_a_refusal_is_logged_with_policy_identity_count_and_wait(site, lines, cl
     assert "secret" not in line
 
 
-def test_the_line_of_a_blocked_client_names_the_override(site, lines, clock):
+@pytest.mark.parametrize("used", [0, 1, 2])
+def test_the_line_of_a_blocked_client_names_the_override(site, lines, clock, used):
     site.serve(rate_limit("2/m", key="ip", group="g")(site.view(ok)))
+    site.statuses(used)
     override = overrides.Override(f"ip={ADDRESS}", "*", overrides.BLOCK, clock.ms + 3_600_000)
     overrides.publish(override.identity, [override])
     site.get("/")
     (line,) = lines()
-    assert line == f"refused policy=g identity=ip={ADDRESS} count=0/2 retry_after=3600.000 override=block GET /"
+    assert line == f"refused policy=g identity=ip={ADDRESS} count={used}/2 retry_after=3600.000 override=block GET /"
 
 
 @pytest.mark.parametrize("cost", [1, 2, 3])

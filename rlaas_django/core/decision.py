@@ -21,6 +21,7 @@ class Outcome(NamedTuple):
     reset_after: float
     ttl: int
     degraded: bool = False  # decided without Redis
+    blocked: bool = False  # refused by an override, whatever was used
 
     @property
     def failed_closed(self) -> bool:
@@ -57,7 +58,9 @@ class Decision:
     def __init__(self, allowed: bool, outcomes: tuple[Outcome, ...], receipts: list[Any] | None = None) -> None:
         self.allowed, self.outcomes, self.receipts = allowed, outcomes, [] if receipts is None else receipts
         figures = outcomes[0] if len(outcomes) == 1 else strictest(outcomes)
-        self.policy, _, _, self.limit, self.current_count, self.remaining, wait, self.reset_after, self.ttl, _ = figures
+        self.policy, _, _, self.limit, self.current_count, self.remaining, wait, self.reset_after, self.ttl, *_ = (
+            figures
+        )
         self.retry_after, self.latency = 0.0 if allowed else wait, None
         self.degraded = outcomes[0].degraded if len(outcomes) == 1 else any(each.degraded for each in outcomes)
 

@@ -109,7 +109,8 @@ def _preferred(accept: str, offered: tuple[str, ...]) -> str | None:
 
 def cache_no_figures() -> None:
     """Leave the figures, which are one client's, out of pickled responses: so Django's cache keeps a page for all."""
-    copyreg.pickle(ResponseHeaders, _without_figures)
+    for each in (ResponseHeaders, OwnHeaders):
+        copyreg.pickle(each, _without_figures)
 
 
 def _without_figures(headers: ResponseHeaders) -> tuple[type[ResponseHeaders], tuple[dict[str, str]]]:

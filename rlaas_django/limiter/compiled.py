@@ -46,6 +46,7 @@ MAX_COMPILED = 1024  # sets per process
 # changes the limit of a policy with a burst, the limit of each policy.
 REPLY_SIZE = 7
 ALLOWED, COUNT, REMAINING, RETRY_AFTER, RESET_AFTER, LIMIT, CHARGED_AT = range(1, 8)  # of the first policy, by index
+BLOCKED = -2  # in place of charged_at: an override refused the request
 # Of the id that tells a check from all others: two of one millisecond are two entries. In bytes, and in hex digits.
 UNIQUE_BYTES, UNIQUE_LENGTH = 10, 20
 # The command of a check of one unit and one identity: what is around the identity, and what follows the unique id.
@@ -231,14 +232,29 @@ class ReplyDecision(Decision):
             check, reply, age, made = self.check, self.reply, self.age, []
             policy_set, identities = check.policy_set, check.identities
             for i, at in enumerate(policy_set.rows):  # not by zip(strict=True), which takes as long as the rest
-                _, passed, count, remaining, wait, reset_after, limit, _ = reply[at : at + REPLY_SIZE + 1]
+                _, passed, count, remaining, wait, reset_after, limit, charged_at = reply[at : at + REPLY_SIZE + 1]
                 policy, allowed = policy_set.policies[i], passed == 1
                 retry_after, reset_after = 0.0 if allowed else _seconds(wait), reset_after / 1000
                 if age:
                     retry_after, reset_after = max(0.0, retry_after - age), max(0.0, reset_after - age)
                 ttl = policy_set.ttls[i] or _left_of_window(policy, reply[0], age)
+                blocked, identity = charged_at == BLOCKED, identities[i]
                 made.append(
-                    Outcome(policy, identities[i], allowed, limit, count, remaining, retry_after, reset_after, ttl)
+                    Outcome._make(
+                        (
+                            policy,
+                            identity,
+                            allowed,
+                            limit,
+                            count,
+                            remaining,
+                            retry_after,
+                            reset_after,
+                            ttl,
+                            False,
+                            blocked,
+                        )
+                    )
                 )
             self.made_outcomes = tuple(made)
         return self.made_outcomes

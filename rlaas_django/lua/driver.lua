@@ -1,6 +1,6 @@
 --[[
   The driver: runs one operation on the policies of a request, with the functions of their algorithms.
-  Version  4
+  Version  5
 
   check    Checks every policy, then charges all of them, only if every enforced one passes. A shadow policy is charged
            when it passes too, and never refuses.
@@ -13,7 +13,7 @@
            then, where overrides of networks apply to the client, one text with theirs: per policy some of
            <kind>:<until>:<amount>; and then a comma, the widest network first
     reply  {now, then per policy: allowed, current_count, remaining, retry_after, reset_after, limit, charged_at}
-           retry_after -1: never; charged_at -1: not charged. Where an override changes the limit of a token bucket with
+           retry_after -1: never; charged_at -1: not charged, -2: refused by a block. Where an override changes the limit of a token bucket with
            a burst, the limits per policy follow: `limit` above is the burst then.
 
   Of the overrides that apply to a policy, each narrower one replaces the wider ones: a smaller network a larger one, one
@@ -145,7 +145,7 @@ for i = 1, policies do
   count, wait, reset_after, a, b, c, d, e =
     check_of(KEYS[i], now, at, limit, window, ARGV[word + 4], cost, capacity, charging)
 
-  local remaining, retry_after = capacity - count, 0
+  local remaining, retry_after, charged_at = capacity - count, 0, -1
   local allowed = cost <= remaining
   if not allowed then
     retry_after = cost > capacity and -1 or wait
@@ -156,7 +156,7 @@ for i = 1, policies do
   if kind == "block" then
     -- The counter's own wait, where it is the longer one; -1, never, stays.
     local left = ends - now
-    allowed, remaining = false, 0
+    allowed, remaining, charged_at = false, 0, -2
     if retry_after >= 0 and retry_after < left then
       retry_after = left
     end
@@ -168,7 +168,7 @@ for i = 1, policies do
   pass = pass and (allowed or ARGV[word + 5] == "1")
   charge = allowed and kind ~= "exempt" and charge_of
   reply[row], reply[row + 1], reply[row + 2], reply[row + 3] = allowed and 1 or 0, count, remaining, retry_after
-  reply[row + 4], reply[row + 5], reply[row + 6] = reset_after, capacity, -1
+  reply[row + 4], reply[row + 5], reply[row + 6] = reset_after, capacity, charged_at
 end
 
 -- Charge, from the last policy to the first.

@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import random
 import socket
+import subprocess
 import sys
 from contextlib import contextmanager
 
@@ -373,3 +374,33 @@ def test_sync_and_async_share_an_embedded_server(configure):
         assert check("alice", ROOMY).current_count == count
         assert asyncio.run(acheck("alice", ROOMY)).current_count == count + 1
     assert redis_client("fakeredis").zcard("rlaas:rate_limit:p/alice") == 6
+
+
+INTERRUPTED = """
+import signal, time
+from rlaas_django.backend.commands import pack
+
+class Interrupt(Exception):
+    pass
+
+def interrupt(*_):
+    raise Interrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+interrupts, end = 0, time.monotonic() + 0.5
+while time.monotonic() < end:
+    try:
+        while time.monotonic() < end:
+            pack(("EVALSHA", "sha", *range(10**12, 10**12 + 50)))
+    except Interrupt:
+        interrupts += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(interrupts > 10)
+"""
+
+
+def test_a_signal_handler_that_raises_while_a_command_is_packed_crashes_nothing():
+    """hiredis crashes when the conversion of a number raises."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

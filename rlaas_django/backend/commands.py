@@ -64,8 +64,13 @@ class Message(Call):
 
 
 def pack(command: Sequence[Word]) -> bytes:
-    """Return a command as it is sent."""
-    packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]
+    """Return a command as it is sent.
+
+    Numbers are made text here: hiredis 3.5 crashes if a signal handler raises while it converts one, as that of Ctrl-C
+    does, and that of a time limit of Celery.
+    """
+    words = [word if isinstance(word, (str, bytes)) else str(word) for word in command]
+    packed: bytes = hiredis.pack_command(tuple(words))  # type: ignore[arg-type]
     return packed
 
 

@@ -383,20 +383,20 @@ from rlaas_django.backend.commands import pack
 class Interrupt(Exception):
     pass
 
-def interrupt(*_):
-    raise Interrupt
+def interrupt(_, frame):
+    if pack.__code__ in (frame.f_code, getattr(frame.f_back, "f_code", None)):  # or a comprehension in it
+        raise Interrupt
 
 signal.signal(signal.SIGALRM, interrupt)
 signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
 interrupts, end = 0, time.monotonic() + 0.5
 while time.monotonic() < end:
     try:
-        while time.monotonic() < end:
-            pack(("EVALSHA", "sha", *range(10**12, 10**12 + 50)))
+        pack(("EVALSHA", "sha", *range(10**12, 10**12 + 500)))
     except Interrupt:
         interrupts += 1
 signal.setitimer(signal.ITIMER_REAL, 0)
-print(interrupts > 10)
+print(interrupts > 0)
 """
 
 

@@ -14,6 +14,6 @@ class RlaasDjangoConfig(AppConfig):
         from .core import observers
         from .http.responses import SuppressedRefusals, cache_no_figures
 
-        observers.add(stats.record, count=stats.keep)
+        observers.add(stats.record, count=stats.count)
         cache_no_figures()
         logging.getLogger("django.request").addFilter(SuppressedRefusals())

@@ -61,15 +61,15 @@ Count = Callable[[Decision], bool]
 
 observers: dict[Observer, Count | None] = {}
 measures_latency = False  # whether an observer wants it
-count_alone: Count | None = None  # that of the only observer
+only_count: Count | None = None  # that of the only observer
 _timed: list[Observer] = []  # those that want the latency
 
 
 def add(observer: Observer, *, latency: bool = False, count: Count | None = None) -> None:
     """Have an observer called with each observation; with `latency`, calls to Redis are timed for it.
 
-    While it is the only observer, `count` gets each decision first, and returns whether that is enough. So most need no
-    Observation, which takes longer to make than to count.
+    While it is the only observer, `count` gets each allowed decision first, and returns whether that is enough. So most
+    need no Observation, which takes longer to make than to count.
     """
     observers.setdefault(observer, count)
     if latency:
@@ -85,14 +85,14 @@ def remove(observer: Observer) -> None:
 
 
 def _update() -> None:
-    global measures_latency, count_alone
+    global measures_latency, only_count
     measures_latency = bool(_timed)
-    count_alone = next(iter(observers.values())) if len(observers) == 1 else None
+    only_count = next(iter(observers.values())) if len(observers) == 1 and not _timed else None
 
 
 def observe(decision: Decision, source: str) -> None:
     """Pass a decision that belongs to no request to the observers; `source` is the label of who asked for it."""
-    if count_alone is not None and count_alone(decision):
+    if decision.allowed and (count := only_count) and count(decision):
         return
     latencies = (decision.latency,) if measures_latency and decision.latency is not None else ()
     refusal = None if decision.allowed else decision

@@ -103,8 +103,8 @@ class Gate:
         """The site's function for refusals; None for our own."""
         return self.limits.response or conf.config().response
 
-    def finish(self, response: HttpResponseBase) -> HttpResponseBase:
-        """Keep Django from logging a refusal of ours whose line was suppressed."""
+    def suppress_log(self, response: HttpResponseBase) -> HttpResponseBase:
+        """Keep Django from logging a refusal of ours whose line was suppressed; return the response."""
         if self.state.log_suppressed and self.response is None:
             responses.suppress_log(self.request, response)
         return response
@@ -222,12 +222,12 @@ async def _aresolve(gate: Gate, prepared: Prepared) -> Resolved:
 
 def _refuse(gate: Gate, refusal: Decision) -> HttpResponseBase:
     _refund(gate, gate.to_refund())
-    return gate.finish(responses.respond(gate.response, gate.request, refusal, gate.state.decision))
+    return gate.suppress_log(responses.respond(gate.response, gate.request, refusal, gate.state.decision))
 
 
 async def _arefuse(gate: Gate, refusal: Decision) -> HttpResponseBase:
     await _arefund(gate, gate.to_refund())
-    return gate.finish(await responses.arespond(gate.response, gate.request, refusal, gate.state.decision))
+    return gate.suppress_log(await responses.arespond(gate.response, gate.request, refusal, gate.state.decision))
 
 
 def _refund(gate: Gate, charges: list[Charge]) -> None:

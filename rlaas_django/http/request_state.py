@@ -88,7 +88,7 @@ class RequestState:
         latencies: tuple[float, ...] = ()
         if observed:  # limits one after the other, such as of the resolvers of a GraphQL request
             decision = combine(outcome for each, _ in self.checked[observed:] for outcome in each.outcomes)
-        elif observers.count_alone is not None and decision is not None and observers.count_alone(decision):
+        elif decision is not None and decision.allowed and (count := observers.only_count) and count(decision):
             return
         if observers.measures_latency:
             latencies = tuple([each.latency for each, _ in self.checked[observed:] if each.latency is not None])

@@ -166,7 +166,6 @@ def _decide_all(throttles: Sequence[Any], request: Any, view: Any) -> dict[Any, 
     with frozen_clock(round(timers[0]() * 1000)) if timers else nullcontext():
         decisions = decide(request, plan_all(throttles, request, view))
     if hasattr(view, "headers") and hasattr(request, "rate_limit"):
-        add_headers(
-            view.headers, request.rate_limit
-        )  # DRF copies the headers of a view to its response, whichever it is
+        # DRF copies the headers of a view to its response, whichever it is
+        add_headers(view.headers, request.rate_limit)
     return decisions

@@ -29,7 +29,6 @@ from .refunds import (
     refund_call,
     refund_later,
 )
-from .refusal_cache import cached_refusals
 from .slots import SlotCheck
 
 __all__ = [
@@ -123,7 +122,7 @@ def check_each(checks: Sequence[Check]) -> list[Decision]:
 
     >>> check_each([plan("alice", "search", 1), plan("bob", ["search", "site"], 3)])
     """
-    started, decisions = monotonic(), [_decided_without_redis(check) for check in checks]
+    started, decisions = monotonic(), [each.policy_set.refusals.find(each) if each.charge else None for each in checks]
     pending = [i for i, check in enumerate(checks) if decisions[i] is None and check.in_one_slot]
     calls = [checks[i].pack() for i in pending]
     for i, result in zip(pending, backend.execute_each(backend.topology(), calls), strict=True):
@@ -134,17 +133,27 @@ def check_each(checks: Sequence[Check]) -> list[Decision]:
 
 
 async def acheck_each(checks: Sequence[Check]) -> list[Decision]:
-    """As `check_each`, natively async."""
-    started, decisions = monotonic(), [_decided_without_redis(check) for check in checks]
+    """As `check_each`, natively async. If the caller is cancelled, what was charged is refunded."""
+    started, decisions = monotonic(), [each.policy_set.refusals.find(each) if each.charge else None for each in checks]
     pending = [i for i, check in enumerate(checks) if decisions[i] is None and check.in_one_slot]
     for check in checks:
         check.on_abandoned = refund_abandoned if check.charge else None
     calls = [checks[i].pack() for i in pending]
-    for i, result in zip(pending, await backend.aexecute_each(backend.topology(), calls), strict=True):
+    results = await backend.aexecute_each(backend.topology(), calls)
+    for i, result in zip(pending, results, strict=True):
         decisions[i] = _settle(checks[i], result, started)
-        if isinstance(result, UnavailableError):
-            await signals.asend(signals.backend_failed, error=result, decision=decisions[i])
-    return [decision or await _adecide_in_parts(check) for check, decision in zip(checks, decisions, strict=True)]
+    try:
+        for i, result in zip(pending, results, strict=True):
+            if isinstance(result, UnavailableError):
+                await signals.asend(signals.backend_failed, error=result, decision=decisions[i])
+        for i, check in enumerate(checks):
+            decisions[i] = decisions[i] or await _adecide_in_parts(check)
+    except asyncio.CancelledError:
+        for decision in decisions:
+            if decision is not None:
+                refund_later(decision.receipts)
+        raise
+    return [decision for decision in decisions if decision is not None]
 
 
 def peek(identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1) -> Decision:
@@ -162,7 +171,7 @@ def reset(identity: Identity, policy: Policies = None) -> int:
     policy_set, deleted = compile_policies(policy), 0
     for call in _reset_calls(policy_set, identity):
         deleted += backend.execute(policy_set.topology, call)
-    cached_refusals().invalidate(policy_set.names)
+    policy_set.refusals.invalidate(policy_set.names)
     return deleted
 
 
@@ -171,7 +180,7 @@ async def areset(identity: Identity, policy: Policies = None) -> int:
     policy_set, deleted = compile_policies(policy), 0
     for call in _reset_calls(policy_set, identity):
         deleted += await backend.aexecute(policy_set.topology, call)
-    cached_refusals().invalidate(policy_set.names)
+    policy_set.refusals.invalidate(policy_set.names)
     return deleted
 
 
@@ -209,15 +218,8 @@ def refund_units(identity: Identity, policy: Policy, units: int) -> int:
     (arguments,) = decided_arguments(peeked, reply)
     call = refund_call(policy_set.keys(peeked.identities), ("", units, *arguments, 0))
     refunded = int(sum(backend.execute(topology, call)))
-    cached_refusals().invalidate(policy_set.names)
+    policy_set.refusals.invalidate(policy_set.names)
     return refunded
-
-
-def _decided_without_redis(check: Check) -> Decision | None:
-    """Return the decision of a check that Redis is not needed for: a cached refusal, or rate limiting turned off."""
-    if not check.policy_set.enabled:
-        return fallback.decide_all(check)
-    return check.policy_set.refusals.find(check) if check.charge else None
 
 
 def _settle(check: Check, result: Decision | UnavailableError, started: float) -> Decision:
@@ -241,9 +243,9 @@ def _decide_in_parts(planned: Check) -> Decision:
         except UnavailableError as error:
             progress.fail(group, error)
     progress.decide_unreached()
-    if receipts := progress.take_refunds():
-        parts = progress.peeks_after_refund(receipts)
-        refund_all(receipts)
+    if not progress.allowed:
+        parts = progress.peeks_after_refund()
+        refund_all(progress.receipts)
         for part in parts:
             with suppress(UnavailableError):
                 progress.add(backend.execute(topology, part.pack()))
@@ -268,9 +270,9 @@ async def _adecide_in_parts(planned: Check) -> Decision:
         refund_later(progress.receipts)
         raise
     progress.decide_unreached()
-    if receipts := progress.take_refunds():
-        parts = progress.peeks_after_refund(receipts)
-        await arefund_all(receipts)
+    if not progress.allowed:
+        parts = progress.peeks_after_refund()
+        await arefund_all(progress.receipts)
         for part in parts:
             with suppress(UnavailableError):
                 progress.add(await backend.aexecute(topology, part.pack()))

@@ -176,9 +176,11 @@ class Check(Call):
 
     @property
     def in_one_slot(self) -> bool:
-        """Whether one call can decide it: always, but for a cluster."""
+        """Whether one call can decide it: always, but for a cluster, and where rate limiting is turned off."""
         policy_set = self.policy_set
-        return policy_set.in_one_call or len(policy_set.topology.group_by_slot(policy_set.keys(self.identities))) == 1
+        if policy_set.in_one_call or not policy_set.enabled:
+            return policy_set.in_one_call
+        return len(policy_set.topology.group_by_slot(policy_set.keys(self.identities))) == 1
 
     def part(self, indexes: Sequence[int], *, charge: bool) -> Check:
         """Return the check of some of the policies: those whose counters are in one slot of a cluster."""
@@ -192,7 +194,7 @@ class Check(Call):
 
     def read(self, reply: Any) -> ReplyDecision:
         """Return the decision that a reply means; UnexpectedReplyError when it cannot be to this check."""
-        policy_set, row, part = self.policy_set, 0, reply
+        policy_set, index, figures = self.policy_set, 0, reply
         if type(reply) is not list or len(reply) not in policy_set.reply_lengths:
             raise UnexpectedReplyError(reply)
         try:
@@ -202,27 +204,28 @@ class Check(Call):
         if len(reply) == REPLY_SIZE + 1:
             allowed = reply[ALLOWED] == 1 or policy_set.has_shadow
         else:
-            row, allowed = _strictest(policy_set, reply)
-            part = reply[REPLY_SIZE * row : REPLY_SIZE * row + REPLY_SIZE + 1]
+            index, allowed = _strictest(policy_set, reply)
+            figures = reply[REPLY_SIZE * index : REPLY_SIZE * (index + 1) + 1]
         decision: ReplyDecision = ReplyDecision()
-        decision.check, decision.reply, decision.row, decision.age, decision.made_outcomes = self, reply, row, 0.0, ()
+        decision.check, decision.reply, decision.index = self, reply, index
+        decision.age, decision.made_outcomes = 0.0, ()
         decision.allowed, decision.degraded, decision.latency = allowed, False, None
         decision.receipts = [(self, reply)] if allowed and self.charge else []
-        decision.policy = policy = policy_set.policies[row]
-        _, _, decision.current_count, decision.remaining, wait, reset_after, decision.limit, _ = part
+        decision.policy = policy = policy_set.policies[index]
+        _, _, decision.current_count, decision.remaining, wait, reset_after, decision.limit, _ = figures
         decision.retry_after, decision.reset_after = 0.0 if allowed else _seconds(wait), reset_after / 1000
-        decision.ttl = policy_set.ttls[row] or _left_of_window(policy, reply[0], 0.0)
+        decision.ttl = policy_set.ttls[index] or _left_of_window(policy, reply[0], 0.0)
         return decision
 
 
 class ReplyDecision(Decision):
     """The decision of a reply, whose outcomes are made when they are read: a check in code may need none."""
 
-    __slots__ = ("age", "check", "made_outcomes", "reply", "row")
-    __init__ = object.__init__  # `read` sets the attributes: a Python __init__ would take a third longer
+    __slots__ = ("age", "check", "index", "made_outcomes", "reply")
+    __init__ = object.__init__  # `read` and `after` set the attributes: a Python __init__ would take a third longer
     check: Check
     reply: list[Any]
-    row: int  # of the strictest policy
+    index: int  # of the strictest policy
     age: float  # seconds since the reply, where it is repeated
     made_outcomes: tuple[Outcome, ...]
 
@@ -232,30 +235,14 @@ class ReplyDecision(Decision):
             check, reply, age, made = self.check, self.reply, self.age, []
             policy_set, identities = check.policy_set, check.identities
             for i, at in enumerate(policy_set.rows):  # not by zip(strict=True), which takes as long as the rest
-                _, passed, count, remaining, wait, reset_after, limit, charged_at = reply[at : at + REPLY_SIZE + 1]
+                _, passed, count, remaining, wait, reset, limit, charged_at = reply[at : at + REPLY_SIZE + 1]
                 policy, allowed = policy_set.policies[i], passed == 1
-                retry_after, reset_after = 0.0 if allowed else _seconds(wait), reset_after / 1000
+                wait, reset = 0.0 if allowed else _seconds(wait), reset / 1000
                 if age:
-                    retry_after, reset_after = max(0.0, retry_after - age), max(0.0, reset_after - age)
-                ttl = policy_set.ttls[i] or _left_of_window(policy, reply[0], age)
-                blocked, identity = charged_at == BLOCKED, identities[i]
-                made.append(
-                    Outcome._make(
-                        (
-                            policy,
-                            identity,
-                            allowed,
-                            limit,
-                            count,
-                            remaining,
-                            retry_after,
-                            reset_after,
-                            ttl,
-                            False,
-                            blocked,
-                        )
-                    )
-                )
+                    wait, reset = max(0.0, wait - age), max(0.0, reset - age)
+                ttl, blocked = policy_set.ttls[i] or _left_of_window(policy, reply[0], age), charged_at == BLOCKED
+                figures = policy, identities[i], allowed, limit, count, remaining, wait, reset, ttl, False, blocked
+                made.append(Outcome._make(figures))
             self.made_outcomes = tuple(made)
         return self.made_outcomes
 
@@ -269,15 +256,15 @@ class ReplyDecision(Decision):
         return True
 
     def after(self, seconds: float) -> ReplyDecision:
-        """Return this refusal as it is some seconds later."""
+        """Return this refusal, which is a new one, as it is some seconds later."""
         later: ReplyDecision = ReplyDecision()
-        later.check, later.reply, later.row = self.check, self.reply, self.row
+        later.check, later.reply, later.index = self.check, self.reply, self.index
         later.age, later.made_outcomes = seconds, ()
         later.allowed, later.degraded, later.latency, later.receipts = False, False, None, []
         later.policy, later.limit, later.current_count = self.policy, self.limit, self.current_count
         later.remaining, later.retry_after = self.remaining, self.retry_after - seconds
         later.reset_after = max(0.0, self.reset_after - seconds)
-        later.ttl = self.check.policy_set.ttls[self.row] or _left_of_window(self.policy, self.reply[0], seconds)
+        later.ttl = self.check.policy_set.ttls[self.index] or _left_of_window(self.policy, self.reply[0], seconds)
         return later
 
 
@@ -288,20 +275,20 @@ def _left_of_window(policy: Policy, at: int, age: float) -> int:
 
 
 def _strictest(policy_set: CompiledPolicySet, reply: list[Any]) -> tuple[int, bool]:
-    """Return the index of the strictest policy, as `core.decision.strictest` chooses it, and whether all pass."""
+    """Return which policy is the strictest, as `core.decision.strictest` chooses it, and whether all enforced pass."""
     end = policy_set.reply_lengths[0]
     if not policy_set.has_shadow and 0 not in reply[ALLOWED:end:REPLY_SIZE]:
         remaining = reply[REMAINING:end:REPLY_SIZE]
         return remaining.index(min(remaining)), True
-    strictest, row, allowed = (False, False, -math.inf), 0, True
+    strictest, index, allowed = (False, False, -math.inf), 0, True
     for i, policy in enumerate(policy_set.policies):
         at = policy_set.rows[i]
         passed, _, remaining, wait = reply[at + ALLOWED : at + RESET_AFTER]
         allowed = allowed and (passed == 1 or policy.shadow)
         measure = -remaining if passed == 1 else _seconds(wait)
         if (strictness := (not policy.shadow, passed != 1, measure)) > strictest:
-            strictest, row = strictness, i
-    return row, allowed
+            strictest, index = strictness, i
+    return index, allowed
 
 
 def _seconds(wait: float) -> float:

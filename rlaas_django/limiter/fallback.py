@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .. import conf
 from ..core.clock import local_time_ms
@@ -12,7 +12,6 @@ from ..core.decision import Decision, Outcome, passes
 from ..core.policy import Policy
 from .compiled import Check
 from .local import LocalLimit, LocalReply, local_limiter
-from .refusal_cache import cached_refusals
 
 RETRY_AFTER = 1.0  # seconds that a client is told to wait when a policy fails closed
 
@@ -28,15 +27,7 @@ class LocalReceipt(NamedTuple):
         return local_limiter.refund(self.limit, local_time_ms(), self.cost, self.charged_at)
 
 
-class Decided(NamedTuple):
-    """What was decided without Redis."""
-
-    outcomes: list[Outcome]
-    allowed: bool
-    receipts: list[Any]
-
-
-def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> Decided:
+def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> Decision:
     """Decide these policies of a check."""
     config = conf.config()
     policies = [(check.policy_set.policies[i], check.identities[i]) for i in indexes]
@@ -46,29 +37,28 @@ def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> Decided:
         limits, local_time_ms(), check.cost, charge=charge and not fails_closed, max_identities=config.local_identities
     )
     counted = {limit.policy: (limit, reply) for limit, reply in zip(limits, replies, strict=True)}
-    outcomes = [
+    outcomes = tuple(
         _counted(policy, *counted[policy.name])
         if policy.name in counted
         else uncounted(policy, identity, degraded=True)
         for policy, identity in policies
-    ]
+    )
     charged = [(limit, reply.charged_at) for limit, reply in counted.values() if reply.charged_at >= 0]
     receipts = [LocalReceipt(limit, check.cost, charged_at) for limit, charged_at in charged]
-    return Decided(outcomes, passes(outcomes), receipts)
+    return Decision(passes(outcomes), outcomes, receipts)
 
 
 def decide_all(check: Check) -> Decision:
     """Decide every policy of a check. A refusal that Redis has decided holds until its wait is over."""
     if not check.policy_set.enabled:
         return Decision(True, tuple(map(uncounted, check.policy_set.policies, check.identities)))
-    if check.charge and (refusal := cached_refusals().find(check, redis_unavailable=True)) is not None:
+    if check.charge and (refusal := check.policy_set.refusals.find(check, redis_unavailable=True)) is not None:
         return refusal
     indexes = range(len(check.identities))
     if check.policy_set.independent:
         parts = [decide(check, [i], charge=check.charge) for i in indexes]
         return Decision(all(part.allowed for part in parts), tuple([part.outcomes[0] for part in parts]))
-    outcomes, allowed, receipts = decide(check, indexes, charge=check.charge)
-    return Decision(allowed, tuple(outcomes), receipts)
+    return decide(check, indexes, charge=check.charge)
 
 
 def _counted(policy: Policy, limit: LocalLimit, reply: LocalReply) -> Outcome:

@@ -13,6 +13,7 @@ import hashlib
 import ipaddress
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from .. import backend
@@ -54,18 +55,10 @@ class Networks:
             network = ipaddress.ip_network(override.network)
             networks = self._by_prefix.setdefault((network.version, network.prefixlen), {})
             networks.setdefault(int(network.network_address), []).append(override)
-        self._found: dict[str, list[NetworkOverride]] = {}
+        self.find = lru_cache(MAX_FOUND)(self._find)
 
-    def find(self, address: str) -> list[NetworkOverride]:
+    def _find(self, address: str) -> list[NetworkOverride]:
         """Return the overrides of an address, those of the widest network first."""
-        found = self._found.get(address)
-        if found is None:
-            if len(self._found) >= MAX_FOUND:
-                self._found.clear()
-            found = self._found[address] = self._search(address)
-        return found
-
-    def _search(self, address: str) -> list[NetworkOverride]:
         parsed = parse_address(address.partition("/")[0])
         found: list[NetworkOverride] = []
         if parsed is None:
@@ -113,22 +106,20 @@ def _address(identity: Identity, identities: Iterable[str]) -> str:
     return next((decode(each)[1] for each in identities if each.startswith("ip=")), "")
 
 
-def publish(overrides: Iterable[NetworkOverride]) -> None:
+def publish(overrides: Sequence[NetworkOverride]) -> None:
     """Replace the overrides of networks by these, for all processes within a second."""
-    found = list(overrides)
-    if found:
-        ends = max(override.until for override in found)
+    if overrides:
+        ends = max(override.until for override in overrides)
         ttl = max(0, ends - local_time_ms()) + SPARE_TTL
-        backend.run_commands([("SET", KEY, _text(found), "PX", ttl)])
+        backend.run_commands([("SET", KEY, _text(overrides), "PX", ttl)])
     else:
         backend.run_commands([("DEL", KEY)])
     refresh()
 
 
-def differs(overrides: Iterable[NetworkOverride]) -> bool:
+def differs(overrides: Sequence[NetworkOverride]) -> bool:
     """Return whether Redis does not have these overrides, or has others."""
-    found = list(overrides)
-    return _read_digest() != (_text(found)[:DIGEST_SIZE] if found else "")
+    return _read_digest() != (_text(overrides)[:DIGEST_SIZE] if overrides else "")
 
 
 def refresh() -> None:
@@ -158,7 +149,7 @@ def _read_digest() -> str:
     return reply.decode() if isinstance(reply, bytes) else str(reply)
 
 
-def _text(overrides: list[NetworkOverride]) -> str:
+def _text(overrides: Sequence[NetworkOverride]) -> str:
     ordered = sorted(overrides, key=lambda each: each[:4])
     text = json.dumps(ordered, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=DIGEST_SIZE // 2).hexdigest() + text

@@ -18,25 +18,11 @@ from ..backend.commands import script_call
 from ..backend.scripts import OVERRIDE
 from ..core.clock import script_time
 from ..core.keys import override_key
-from ..core.policy import EVERY_POLICY
+from ..core.policy import EVERY_POLICY as EVERY_POLICY
 from .refusal_cache import cached_refusals
 
 BLOCK, EXEMPT, LIMIT, FACTOR = "block", "exempt", "limit", "factor"
 MARKER, MARKER_TTL = "rlaas:overrides", 30 * 86_400
-
-__all__ = [
-    "BLOCK",
-    "EVERY_POLICY",
-    "EXEMPT",
-    "FACTOR",
-    "LIMIT",
-    "Override",
-    "differing",
-    "in_force",
-    "is_lost",
-    "mark_complete",
-    "publish",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,9 @@ class Receipt(NamedTuple):
 
 def write(decision: Decision) -> str | None:
     """Return the receipt of what a decision charged in Redis; None when it charged nothing there."""
-    every = [charges(check, reply) for check, reply in _of_redis(decision)]
-    charged = [each for each in every if each[0]]
+    # What this process counted by itself, no other can refund.
+    of_redis = [charges(*receipt) for receipt in decision.receipts if isinstance(receipt[0], Check)]
+    charged = [each for each in of_redis if each[0]]
     return Signer(salt=_SALT).sign_object(charged) if charged else None
 
 
@@ -45,10 +46,11 @@ def read(text: str) -> Receipt:
     try:
         if len(text) > MAX_LENGTH:
             raise BadSignature
-        charges = Signer(salt=_SALT).unsign_object(text)
+        charged: list[Charges] = Signer(salt=_SALT).unsign_object(text)
     except (BadSignature, ValueError):
         raise ValueError("This is not a receipt of a check.") from None
-    return Receipt(frozenset(_policy(key) for keys, _ in charges for key in keys), charges)
+    policies = [(parse_counter_key(key) or ("",))[0] for keys, _ in charged for key in keys]
+    return Receipt(frozenset(policies), charged)
 
 
 def refund(receipt: Receipt) -> bool:
@@ -67,18 +69,6 @@ async def arefund(receipt: Receipt) -> bool:
         refunded += sum(await backend.aexecute(backend.topology(), call))
     cached_refusals().invalidate(receipt.policies)
     return refunded > 0
-
-
-def _of_redis(decision: Decision) -> Iterator[tuple[Check, list[Any]]]:
-    """Yield the receipts of Redis; what this process counted by itself, no other can refund."""
-    for receipt in decision.receipts:
-        if isinstance(receipt[0], Check):
-            yield receipt
-
-
-def _policy(key: str) -> str:
-    parsed = parse_counter_key(key)
-    return "" if parsed is None else parsed[0]
 
 
 def _calls(receipt: Receipt) -> Iterator[Call]:

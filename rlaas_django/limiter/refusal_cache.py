@@ -58,15 +58,13 @@ class RefusalCache:
 
     def store(self, check: Check, decision: Decision, checked_at: float) -> None:
         """Keep a refusal for as long as it holds."""
+        policy_set = check.policy_set
         if (
-            not check.policy_set.cacheable
+            not policy_set.cacheable
             or clock.frozen is not None
-            or decision.degraded  # Redis may be available again
             or not 0 < decision.retry_after < math.inf
-            or not registry.refundable.isdisjoint(check.policy_set.names)
-            or (
-                check.policy_set.independent and any(outcome.allowed for outcome in decision.outcomes)
-            )  # they are charged
+            or not registry.refundable.isdisjoint(policy_set.names)
+            or (policy_set.independent and any(each.allowed for each in decision.outcomes))  # they are charged
             or self._is_invalid(check, checked_at)
         ):
             return

@@ -35,7 +35,9 @@ class SlotCheck:
 
     def add(self, decision: Decision) -> None:
         """Add the decision of a slot; a later one replaces the figures."""
-        self._add(decision.outcomes, decision.allowed, decision.receipts)
+        self._outcomes.update({outcome.policy.name: outcome for outcome in decision.outcomes})
+        self.allowed = self.allowed and decision.allowed
+        self.receipts += decision.receipts
 
     def fail(self, group: Sequence[int], error: UnavailableError) -> None:
         """Note that a slot has no reply; its policies are decided without Redis."""
@@ -44,25 +46,14 @@ class SlotCheck:
 
     def decide_unreached(self) -> None:
         """Decide the policies of the slots that have no reply, without Redis."""
-        self._add(*fallback.decide(self.check, self._undecided, charge=self.check.charge and self.allowed))
+        if self._undecided:
+            self.add(fallback.decide(self.check, self._undecided, charge=self.check.charge and self.allowed))
 
-    def take_refunds(self) -> list[Any]:
-        """Return what is to be refunded because a slot refused, and keep it no longer."""
-        if self.allowed:
-            return []
-        receipts, self.receipts = self.receipts, []
-        return receipts
-
-    def peeks_after_refund(self, receipts: list[Any]) -> list[Check]:
-        """Return the checks, without charge, that get the figures after the refund."""
-        charged = [receipt[0] for receipt in receipts if not isinstance(receipt, LocalReceipt)]
+    def peeks_after_refund(self) -> list[Check]:
+        """Return the checks, without charge, that get the figures after what was charged is refunded."""
+        charged = [receipt[0] for receipt in self.receipts if not isinstance(receipt, LocalReceipt)]
         return [check.part(range(len(check.identities)), charge=False) for check in charged]
 
     def decision(self) -> Decision:
         ordered = tuple([self._outcomes[policy.name] for policy in self.check.policy_set.policies])
         return Decision(self.allowed, ordered, self.receipts)
-
-    def _add(self, outcomes: Sequence[Outcome], allowed: bool, receipts: list[Any]) -> None:
-        self._outcomes.update({outcome.policy.name: outcome for outcome in outcomes})
-        self.allowed = self.allowed and allowed
-        self.receipts += receipts

@@ -1,6 +1,6 @@
 --[[
   The driver: runs one operation on the policies of a request, with the functions of their algorithms.
-  Version  5
+  Version  6
 
   check    Checks every policy, then charges all of them, only if every enforced one passes. A shadow policy is charged
            when it passes too, and never refuses.
@@ -13,8 +13,8 @@
            then, where overrides of networks apply to the client, one text with theirs: per policy some of
            <kind>:<until>:<amount>; and then a comma, the widest network first
     reply  {now, then per policy: allowed, current_count, remaining, retry_after, reset_after, limit, charged_at}
-           retry_after -1: never; charged_at -1: not charged, -2: refused by a block. Where an override changes the limit of a token bucket with
-           a burst, the limits per policy follow: `limit` above is the burst then.
+           retry_after -1: never; charged_at -1: not charged, -2: refused by a block. Where an override changes the
+           limit of a token bucket with a burst, the limits per policy follow: `limit` above is the burst then.
 
   Of the overrides that apply to a policy, each narrower one replaces the wider ones: a smaller network a larger one, one
   of the identity that of a network, one of the policy that of all policies. But a limit or factor never lifts a block.

@@ -16,20 +16,21 @@ from ..limiter.compiled import ReplyDecision
 from . import background, recorder
 from .schema import WATCH_PERCENT
 
-__all__ = ["keep", "record"]
+__all__ = ["count", "record"]
 
 
 def record(observation: Observation) -> None:
     """Keep an observation; the background thread writes it to Redis within a second or two."""
-    keep(observation.decision, observation)
+    count(observation.decision, observation)
 
 
-def keep(decision: Decision, observation: Observation | None = None) -> bool:
-    """Keep what is counted of a decision; return False if it needs the observation, and there is none."""
+def count(decision: Decision, observation: Observation | None = None) -> bool:
+    """Keep what is counted of a decision; return False if it takes the observation, and there is none."""
+    now = time.time()
     queue: deque[Any] = recorder.pending
-    entry: tuple[Any, ...] = time.time(), observation
+    entry: tuple[Any, ...] = now, observation
     if isinstance(decision, ReplyDecision) and decision.passes_below(WATCH_PERCENT):
-        queue, entry = recorder.uneventful, (entry[0], decision.check.policy_set, decision.check.identities)
+        queue, entry = recorder.uneventful, (now, decision.check.policy_set, decision.check.identities)
     elif observation is None:
         return False
     if len(queue) == queue.maxlen:

@@ -21,7 +21,16 @@ import rlaas_django
 from example_project.redis_server import Server
 from rlaas_django import Policy, acheck, apeek, check, peek
 from rlaas_django.testing import embedded_redis
-from tests.internals import ALGORITHMS, SLIDING_WINDOW, YEAR, paused_background, redis_client, script_for
+from tests.internals import (
+    ALGORITHMS,
+    SLIDING_WINDOW,
+    YEAR,
+    UnavailableError,
+    backend,
+    paused_background,
+    redis_client,
+    script_for,
+)
 from tests.observation import assert_soon, commands_sent, connections, hanging, observer
 from tests.parallel import in_threads
 
@@ -404,3 +413,15 @@ def test_a_signal_handler_that_raises_while_a_command_is_packed_crashes_nothing(
     """hiredis crashes when the conversion of a number raises."""
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_a_page_waits_for_each_reply_of_a_message(own, configure):
+    """Longer than a decision would: the timeout of pages is not that of decisions."""
+    configure(TIMEOUT=0.1)
+    assert backend.run_commands([("GET", "key"), ("BLPOP", "key", 0.3), ("GET", "key")]) == [None, None, None]
+
+
+def test_a_page_waits_no_longer_than_its_timeout_for_all_replies(own, configure):
+    configure(TIMEOUT=0.1)
+    with pytest.raises(UnavailableError, match="timeout after 1 s"):
+        backend.run_commands([("BLPOP", "key", 0.6), ("BLPOP", "key", 0.6)])

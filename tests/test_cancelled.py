@@ -17,7 +17,7 @@ from rlaas_django import Policy, acheck, apeek, arefund, check, rate_limit
 from rlaas_django.middleware import RateLimitMiddleware
 from rlaas_django.signals import backend_failed, rate_limited
 from tests.cancellation import MOMENTS, assert_soon_charged, cancelled
-from tests.internals import YEAR, acheck_each, check_plan
+from tests.internals import FIXED_WINDOW, SLIDING_WINDOW, YEAR, acheck_each, check_plan, script_for
 
 SITE, OWN = Policy("site", (1000, YEAR), key="global"), Policy("own", (2, YEAR), key="ip")
 CLIENT = {"global": "", "ip": "127.0.0.1"}
@@ -136,6 +136,28 @@ async def test_a_cancelled_batch_is_refunded(client):
     async for when in each_wait(client, make):
         await assert_charged(SITE, 0, when)
         await assert_charged(OWN, 0, when)
+
+
+async def test_a_cancelled_batch_is_refunded_where_one_script_was_not_loaded(client):
+    other = Policy("other", (1000, YEAR), key="ip", algo=FIXED_WINDOW)
+
+    def make():
+        client.script_flush()
+        client.script_load(script_for(SLIDING_WINDOW).text)
+        return acheck_each([check_plan(CLIENT, policy, 1) for policy in (SITE, other)])
+
+    # So many turns of the loop later, as the waits are those of inner tasks; some times each, as the server's vary.
+    for turns in itertools.chain.from_iterable([turns] * 4 for turns in itertools.count(1)):
+        client.flushdb()
+        task = asyncio.ensure_future(make())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if not task.cancel():
+            break
+        await asyncio.wait([task])
+        await assert_charged(SITE, 0, f"turn {turns}")
+        await assert_charged(other, 0, f"turn {turns}")
+    assert turns > 5
 
 
 async def test_a_cancelled_check_is_refunded_where_the_script_was_not_loaded(client):

@@ -8,7 +8,8 @@ import pytest
 
 from rlaas_django import Policy, check, peek
 from rlaas_django.signals import backend_failed
-from tests.internals import ALGORITHMS, acheck_each, check_each, check_plan
+from tests.faults import Proxy
+from tests.internals import ALGORITHMS, FIXED_WINDOW, SLIDING_WINDOW, acheck_each, check_each, check_plan, script_for
 from tests.observation import commands_sent
 
 SMALL = Policy("small", "2/m")
@@ -93,3 +94,20 @@ def test_turned_off_nothing_is_limited(configure, decide_each):
 
 def test_no_checks_are_no_decisions(server, decide_each):
     assert decide_each([]) == []
+
+
+def test_what_was_charged_is_known_also_where_the_message_after_noscript_is_lost(
+    own, client, decide_each, use, configure
+):
+    """Another algorithm's script is not loaded yet: its checks are sent again, and no reply comes."""
+    other = Policy("other", "2/m", algo=FIXED_WINDOW)
+    client.script_flush()
+    client.script_load(script_for(SLIDING_WINDOW).text)
+    with Proxy(own.url) as proxy:
+        use(proxy.url)
+        configure(TIMEOUT=0.3)
+        proxy.drop(of="SCRIPT")
+        known, lost = decide_each([check_plan("alice", SMALL, 1), check_plan("alice", other, 1)])
+        proxy.pass_all()
+        proxy.cut()
+    assert (known.degraded, known.remaining, lost.degraded) == (False, 1, True)

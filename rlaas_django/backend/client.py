@@ -16,7 +16,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from .. import conf
 from ..cluster import ConnectionFactory
 from . import scripts
-from .connection import MAX_CONNECTIONS, ConnectionOptions
+from .connection import ASYNC_CLASSES, MAX_CONNECTIONS, ConnectionOptions
 from .server import Server
 from .topology import ClusterTopology, SentinelTopology, Topology
 
@@ -40,9 +40,7 @@ def redis_client(alias: str) -> Any:
     return client
 
 
-_CONNECTION_CLASSES = {
-    each.__name__: each for each in (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection)
-}
+_CONNECTION_CLASSES = {each.__name__: each for each, _ in ASYNC_CLASSES}
 
 
 def _as_redis_client(client: Any) -> redis.Redis | None:
@@ -84,8 +82,7 @@ def connection_options(alias: str) -> dict[str, Any]:
 
 def make_topology(alias: str, timeout: float) -> Topology:
     """Return where the servers of a cache are, with connections and circuit breakers of their own."""
-    nodes = _cluster_nodes(alias)
-    if nodes:
+    if nodes := _cluster_nodes(alias):
         maximum = nodes[0].get("max_connections", MAX_CONNECTIONS)
         options = ConnectionOptions.of(nodes[0].get("connection_class", redis.Connection), nodes[0], maximum)
         seeds = [(str(node.get("host", "localhost")), int(node.get("port", 6379))) for node in nodes]

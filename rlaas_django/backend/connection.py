@@ -8,6 +8,7 @@ each reply: that takes a tenth of a decision (benchmarks/profile.py).
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -36,12 +37,12 @@ _SYNC_ONLY = {
     *("parser_class", "command_packer", "socket_type", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled"),
     *("ssl_ocsp_context", "ssl_ocsp_expected_cert"),
 }
-_ASYNC_CLASSES: tuple[tuple[type, type], ...] = (
+ASYNC_CLASSES: tuple[tuple[type, type], ...] = (
     (redis.SSLConnection, redis.asyncio.SSLConnection),
     (redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection),
     (redis.Connection, redis.asyncio.Connection),
 )
-_OWN_CLASSES = {each for pair in _ASYNC_CLASSES for each in pair}
+_OWN_CLASSES = {each for pair in ASYNC_CLASSES for each in pair}
 
 
 class ConnectionOptions(NamedTuple):
@@ -77,7 +78,7 @@ class ConnectionOptions(NamedTuple):
 
     def async_connection(self) -> tuple[Any, Any]:
         """Return a new connection for a loop, not connected yet and without time limits, and what reads its replies."""
-        kind = next(other for known, other in _ASYNC_CLASSES if issubclass(self.connection_class, known))
+        kind = next(other for known, other in ASYNC_CLASSES if issubclass(self.connection_class, known))
         options = {name: value for name, value in self.options.items() if name not in _SYNC_ONLY}
         limits = {"socket_timeout": None, "socket_connect_timeout": None, "retry": AsyncRetry(NoBackoff(), 0)}
         connection = kind(**options, **limits)
@@ -120,6 +121,11 @@ class HeldConnection:
             self.connection.connect()
         except redis.ResponseError as error:  # to AUTH or SELECT
             raise redis.ConnectionError(str(error)) from error
+
+    def wait(self, deadline: float) -> None:
+        """Wait for a reply of a page's call, for longer than the connection's own time limit; TimeoutError."""
+        if not self.connection.can_read(timeout=max(0.0, deadline - time.monotonic())):
+            raise redis.TimeoutError
 
     def disconnect(self) -> None:
         self.last_call = NOT_CONNECTED

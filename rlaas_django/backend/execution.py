@@ -18,6 +18,7 @@ from .topology import ClusterTopology, Topology
 
 MAX_PIPELINE = 1_000  # calls per message
 TRYAGAIN_PAUSE = 0.003  # seconds; a slot is on its way from node to node
+ASKING = Call(None, "", pack(("ASKING",)))
 ADMIN_TIMEOUT = 1.0  # seconds that a page waits for a reply, where a decision waits for RATE_LIMITER['TIMEOUT']
 
 
@@ -108,14 +109,11 @@ def _in_order(parts: Sequence[tuple[Server | None, list[int]]], found: Iterable[
 
 def _pipeline(where: Topology, server: Server | None, calls: Sequence[Call], timeout: float | None) -> list[Any]:
     """Send calls to one server as one message; those that it says it did not run are sent again."""
-    try:
-        server = _require(where, server)
-        results: list[Any] = server.send(Message(calls), timeout=timeout, keep_errors=True)
-        if unknown := _without_script(results):
-            again = server.send(_with_scripts([calls[i] for i in unknown]), timeout=timeout, keep_errors=True)
-            _put(results, unknown, again[-len(unknown) :])
-    except (UnavailableError, RedisError) as error:
-        return [_unavailable(where, error)] * len(calls)
+    results = _send(where, server, Message(calls), timeout)
+    if unknown := [i for i, result in enumerate(results) if isinstance(result, NoScriptError)]:
+        again = _send(where, server, _with_scripts([calls[i] for i in unknown]), timeout)
+        for i, result in zip(unknown, again[-len(unknown) :], strict=True):
+            results[i] = result
     for i in _settle_errors(where, server, calls, results):
         try:
             results[i] = execute(where, calls[i], timeout=timeout)
@@ -126,24 +124,40 @@ def _pipeline(where: Topology, server: Server | None, calls: Sequence[Call], tim
 
 async def _apipeline(where: Topology, server: Server | None, calls: Sequence[Call]) -> list[Any]:
     """As `_pipeline`, without blocking the event loop."""
+    results = await _asend(where, server, Message(calls))
     try:
-        server = _require(where, server)
-        results: list[Any] = await server.asend(Message(calls), keep_errors=True)
-        if unknown := _without_script(results):
-            again = await server.asend(_with_scripts([calls[i] for i in unknown]), keep_errors=True)
-            _put(results, unknown, again[-len(unknown) :])
-    except (UnavailableError, RedisError) as error:
-        return [_unavailable(where, error)] * len(calls)
-    for i in _settle_errors(where, server, calls, results):
-        try:
-            results[i] = await aexecute(where, calls[i])
-        except UnavailableError as error:
-            results[i] = error
+        if unknown := [i for i, result in enumerate(results) if isinstance(result, NoScriptError)]:
+            again = await _asend(where, server, _with_scripts([calls[i] for i in unknown]))
+            for i, result in zip(unknown, again[-len(unknown) :], strict=True):
+                results[i] = result
+        for i in _settle_errors(where, server, calls, results):
+            try:
+                results[i] = await aexecute(where, calls[i])
+            except UnavailableError as error:
+                results[i] = error
+    except asyncio.CancelledError:  # a call that is under way abandons itself
+        for call, result in zip(calls, results, strict=True):
+            call.abandon(result)
+        raise
     return results
 
 
-def _without_script(results: Sequence[Any]) -> list[int]:
-    return [i for i, result in enumerate(results) if isinstance(result, NoScriptError)]
+def _send(where: Topology, server: Server | None, message: Message, timeout: float | None) -> list[Any]:
+    """Return the reply to each call of a message, or the UnavailableError of all in their places."""
+    try:
+        results: list[Any] = _require(where, server).send(message, timeout=timeout, keep_errors=True)
+    except (UnavailableError, RedisError) as error:
+        return [_unavailable(where, error)] * len(message.parts or ())
+    return results
+
+
+async def _asend(where: Topology, server: Server | None, message: Message) -> list[Any]:
+    """As `_send`, without blocking the event loop."""
+    try:
+        results: list[Any] = await _require(where, server).asend(message, keep_errors=True)
+    except (UnavailableError, RedisError) as error:
+        return [_unavailable(where, error)] * len(message.parts or ())
+    return results
 
 
 def _with_scripts(calls: Sequence[Call]) -> Message:
@@ -152,16 +166,11 @@ def _with_scripts(calls: Sequence[Call]) -> Message:
     return Message((*[Call(None, calls[0].key, pack(("SCRIPT", "LOAD", text))) for text in texts], *calls))
 
 
-def _put(results: list[Any], indexes: Sequence[int], found: Iterable[Any]) -> None:
-    for i, each in zip(indexes, found, strict=True):
-        results[i] = each
-
-
-def _settle_errors(where: Topology, server: Server, calls: Sequence[Call], results: list[Any]) -> list[int]:
+def _settle_errors(where: Topology, server: Server | None, calls: Sequence[Call], results: list[Any]) -> list[int]:
     """Return which calls to send again, after MOVED for example; replace each other error by an UnavailableError."""
     to_send_again = []
     for i, error in enumerate(results):
-        if not isinstance(error, ResponseError):
+        if server is None or not isinstance(error, ResponseError):
             continue
         if where.clustered and next_attempt(error, loaded=True, is_refund=calls[i].is_refund) is not None:
             to_send_again.append(i)
@@ -191,22 +200,16 @@ class _Attempts:
         if isinstance(where, ClusterTopology) and attempt is NextAttempt.LATER:
             return _require(where, where.server_for(call.key) or server), call, TRYAGAIN_PAUSE
         if isinstance(where, ClusterTopology) and attempt is not None and isinstance(error, AskError):  # or MOVED
-            asking = [Call(None, call.key, pack(("ASKING",)))] if attempt is NextAttempt.ASKING else []
             target = _require(where, where.redirect(error, server))
-            return target, Message((*asking, call)) if asking else call, 0.0
-        failure = error if where.clustered else _not_a_cluster_client(error, server)
+            return target, Message((ASKING, call)) if attempt is NextAttempt.ASKING else call, 0.0
+        failure: Exception = error
+        if not where.clustered and isinstance(error, (AskError, ClusterCrossSlotError)):  # or MOVED, an AskError, too
+            failure = UnavailableError(
+                f"{server.name} is a node of a cluster, and the cache's client is for a single server: set OPTIONS"
+                "['CONNECTION_FACTORY'] of the cache to 'rlaas_django.cluster.ConnectionFactory'."
+            )
         server.breaker.log_error(failure)
         raise _unavailable(where, failure) from error
-
-
-def _not_a_cluster_client(error: ResponseError, server: Server) -> Exception:
-    """Return what to tell where a node of a cluster is used like a single server; otherwise the error itself."""
-    if not isinstance(error, (AskError, ClusterCrossSlotError)):  # MOVED is one, too: redis-py derives it from AskError
-        return error
-    return UnavailableError(
-        f"{server.name} is a node of a cluster, and the cache's client is for a single server: set OPTIONS"
-        "['CONNECTION_FACTORY'] of the cache to 'rlaas_django.cluster.ConnectionFactory'."
-    )
 
 
 def _require(where: Topology, server: Server | None) -> Server:
@@ -233,10 +236,8 @@ def run_commands(commands: Sequence[Sequence[Word]], server: Server | None = Non
         return []
     where = topology() if server is None else Topology(server, server.timeout)
     calls = [Call(None, _key(each), pack(each)) for each in commands]
-    replies: list[Any]
     if not where.clustered:
-        replies = execute(where, Message(calls), timeout=ADMIN_TIMEOUT)
-        return replies
+        return list(execute(where, Message(calls), timeout=ADMIN_TIMEOUT))
     replies = execute_each(where, calls, timeout=ADMIN_TIMEOUT)
     for reply in replies:
         if isinstance(reply, UnavailableError):

@@ -112,8 +112,13 @@ class Multiplexer:
                     found.append(reply if isinstance(reply, redis.ResponseError) else part.read(reply))
                     self._is_new = False
                 results.append(found[0] if call.parts is None else found)
-            await self._expect_no_more()
-        except UnexpectedReplyError:  # nobody knows which reply is whose
+            if hasattr(self._connection, "can_read") and await self._connection.can_read():
+                with contextlib.suppress(redis.ConnectionError, OSError):  # the end of the connection is no reply
+                    raise UnexpectedReplyError(await self._reader.read_response())
+        except (
+            UnexpectedReplyError,
+            redis.ResponseError,
+        ):  # or an error reply to no call: nobody knows which reply is whose
             results.clear()
             raise
         finally:
@@ -122,12 +127,6 @@ class Multiplexer:
                     call.abandon(result)
                 else:
                     future.set_result(result)
-
-    async def _expect_no_more(self) -> None:
-        """Raise an UnexpectedReplyError if another reply has come; the end of the connection is none."""
-        if hasattr(self._connection, "can_read") and await self._connection.can_read():
-            with contextlib.suppress(redis.ConnectionError, OSError):
-                raise UnexpectedReplyError(await self._reader.read_response())
 
     async def _is_stale(self) -> bool:
         """Return whether the server closed the connection, or sent something that nobody asked for."""

@@ -17,7 +17,6 @@ def scan_page(cursor: int, pattern: str, count: int = SCAN_COUNT) -> tuple[int, 
     """
     found = servers()
     position, index = divmod(cursor, len(found))
-    index = min(index, len(found) - 1)
     ((reply, keys),) = run_commands([("SCAN", position, "MATCH", pattern, "COUNT", count)], found[index])
     position = int(reply)
     index += position == 0

@@ -45,9 +45,10 @@ class Server:
         try:
             held = pool.acquire(sent_at)
             held.connection.send_packed_command((call.packed,), check_health=False)
-            if timeout is not None and not held.connection.can_read(timeout):
-                raise redis.TimeoutError
+            deadline = None if timeout is None else sent_at + timeout
             if call.parts is None:
+                if deadline is not None:
+                    held.wait(deadline)
                 reply = held.read()
                 if isinstance(reply, redis.ResponseError):
                     try:
@@ -56,7 +57,7 @@ class Server:
                         del reply  # or it and this frame would keep each other alive
                 result = call.read(reply)
             else:
-                result = [_read(held, part) for part in call.parts]
+                result = [_read(held, part, deadline) for part in call.parts]
         except redis.ResponseError as error:  # after one, the connection is as good as after any reply
             pool.release(held, sent_at)
             self._record_error(error, is_decision=timeout is None)
@@ -151,8 +152,10 @@ class Server:
         return error
 
 
-def _read(held: HeldConnection, call: Call) -> Any:
+def _read(held: HeldConnection, call: Call, deadline: float | None) -> Any:
     """Return the result of one call of a message; an error reply is returned, not raised."""
+    if deadline is not None:
+        held.wait(deadline)
     try:
         reply = held.read()
     except redis.ResponseError as error:  # as a connection raises it that is not redis-py's own

@@ -10,7 +10,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from redis.cluster import ClusterNode, NodesManager
 from redis.crc import key_slot
@@ -56,6 +55,7 @@ class Topology:
 
     async def await_until_known(self) -> None:
         """As `wait_until_known`, without blocking the event loop."""
+        await asyncio.to_thread(self.wait_until_known)
 
 
 class DiscoveredTopology(Topology):
@@ -79,9 +79,6 @@ class DiscoveredTopology(Topology):
 
     def wait_until_known(self) -> None:
         self._refreshed.wait(self.timeout)
-
-    async def await_until_known(self) -> None:
-        await asyncio.to_thread(self.wait_until_known)
 
     def _refresh(self) -> bool:
         changed = False
@@ -153,10 +150,10 @@ class ClusterTopology(DiscoveredTopology):
         except IndexError as error:  # redis-py wants the first of them
             raise RedisClusterException("no node has slots") from error
         manager.close()
-        slots = {slot: self.server_at(_address(nodes[0])) for slot, nodes in manager.slots_cache.items()}
+        slots = {slot: self.server_at((nodes[0].host, nodes[0].port)) for slot, nodes in manager.slots_cache.items()}
         primaries = sorted(set(slots.values()), key=lambda server: server.address)
         changed = self._moved or primaries != self._primaries
-        self._known = [_address(node) for node in manager.nodes_cache.values()]
+        self._known = [(node.host, node.port) for node in manager.nodes_cache.values()]
         self._servers = {server.address: server for server in primaries}
         self._slots, self._primaries, self._moved = slots, primaries, False
         return changed
@@ -190,10 +187,6 @@ class ClusterTopology(DiscoveredTopology):
         self._slots[slot] = server
         self._moved = True
         self.refresh_soon()
-
-
-def _address(node: Any) -> Address:
-    return node.host, int(node.port)
 
 
 class Refresher:

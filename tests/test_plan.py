@@ -119,7 +119,9 @@ def test_an_unknown_algorithm_names_the_nearest():
 
 
 def test_a_server_that_is_nearly_full_is_not_measured(start, use):
-    server = start("--maxmemory", "1mb", "--maxmemory-policy", "noeviction")
+    server = start("--maxmemory-policy", "noeviction")
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", client.info("memory")["used_memory"])
     use(server.url)
     result = rlaas("plan", "--users", "5", "--rate", "5/m")
     assert result.code == 1

@@ -8,8 +8,8 @@ each reply: that takes a tenth of a decision (benchmarks/profile.py).
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, NamedTuple
 
 import redis
@@ -124,7 +124,7 @@ class HeldConnection:
 
     def wait(self, deadline: float) -> None:
         """Wait for a reply of a page's call, for longer than the connection's own time limit; TimeoutError."""
-        if not self.connection.can_read(timeout=max(0.0, deadline - time.monotonic())):
+        if not self.connection.can_read(timeout=max(0.0, deadline - monotonic())):
             raise redis.TimeoutError
 
     def disconnect(self) -> None:

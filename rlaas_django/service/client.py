@@ -179,7 +179,7 @@ class Client(_Calls):
             return read(None)
         deadline, connection = monotonic() + self.timeout, None
         try:
-            connection = self._connect(deadline)
+            connection = self._open_connection(deadline)
             connection.request("POST", f"{self.url.path.rstrip('/')}/{path}", json.dumps(body), self._headers)
             response = connection.getresponse()
             content = response.read()
@@ -192,7 +192,7 @@ class Client(_Calls):
             self._idle.append(connection)
         return read(self._body(response.status, response.headers.get("Content-Type", ""), content))
 
-    def _connect(self, deadline: float) -> http.client.HTTPConnection:
+    def _open_connection(self, deadline: float) -> http.client.HTTPConnection:
         """Return an idle connection that the server has not closed, or a new one."""
         if self._pid != os.getpid():
             self._idle, self._pid = [], os.getpid()  # those of the parent process are not ours to use

@@ -25,7 +25,7 @@ class Log:
     """Some files as one log."""
 
     def __init__(self, paths: Sequence[str], parser: LineParser, keep: Callable[[Request], bool]) -> None:
-        self._parser, self._keep = parser, keep
+        self._line_parser, self._keep = parser, keep
         self._files: list[tuple[str, IO[bytes]]] = []
         self.lines = self.filtered = self.unreadable = 0
         self.samples: list[tuple[str, int, str]] = []  # file, line number, text
@@ -60,7 +60,7 @@ class Log:
             yield batch
 
     def _requests(self, path: str, file: IO[bytes]) -> Iterator[Request]:
-        parse, keep, number = self._parser.parse, self._keep, 0
+        parse, keep, number = self._line_parser.parse, self._keep, 0
         try:
             for number, line in enumerate(_lines(file), 1):
                 request = parse(line)

@@ -105,9 +105,8 @@ class Gate:
 
     def suppress_log(self, response: HttpResponseBase) -> HttpResponseBase:
         """Keep Django from logging a refusal of ours whose line was suppressed; return the response."""
-        if self.state.log_suppressed and self.response is None:
-            responses.suppress_log(self.request, response)
-        return response
+        is_ours = self.state.log_suppressed and self.response is None
+        return responses.suppress_log(self.request, response) if is_ours else response
 
 
 def enter(

@@ -44,9 +44,9 @@ def check(request: HttpRequest, caller: Caller) -> Operation:
     subject = read_subject(request, caller)
 
     def respond(decision: Decision) -> HttpResponse:
-        _suppress_log(request, decision)
         response = decision_response(decision, caller, as_text=as_text)
         response.headers["Vary"] = "Accept"
+        responses.suppress_log(request, response)  # a refusal is a result here, not an error that Django logs
         return response
 
     return _check(subject, caller, respond)
@@ -185,9 +185,10 @@ def forward_auth(request: HttpRequest, caller: Caller, policies: str = "default"
     subject = subject_of(ProxyIdentity(request), policies.split(","), caller)
 
     def respond(decision: Decision) -> HttpResponse:
-        _suppress_log(request, decision)
         if not decision.allowed:
-            return decision_response(decision, caller, as_text=True)
+            response = decision_response(decision, caller, as_text=True)
+            responses.suppress_log(request, response)
+            return response
         return with_headers(HttpResponse(status=204 if path is None else 200), decision)
 
     return _check(subject, caller, respond)
@@ -199,8 +200,3 @@ def _check(subject: Subject, caller: Caller, respond: Callable[[Decision], HttpR
     return Operation(
         partial(limiter.check, *arguments, **options), partial(limiter.acheck, *arguments, **options), respond
     )
-
-
-def _suppress_log(request: HttpRequest, decision: Decision) -> None:
-    if not decision.allowed:
-        setattr(request, responses.SUPPRESSED, True)  # a refusal is an answer here, not an error that Django logs

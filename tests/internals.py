@@ -22,7 +22,7 @@ from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTo
 from rlaas_django.checks import check_proxies, check_settings, check_shared_cache
 from rlaas_django.conf import POLICY_OPTIONS
 from rlaas_django.core import observers, registry
-from rlaas_django.core.decision import Decision, Outcome, strictest
+from rlaas_django.core.decision import Decision, Outcome, passes, strictest
 from rlaas_django.core.keys import ENDINGS as KEY_ENDINGS
 from rlaas_django.core.keys import EncodedIdentity, counter_key, decode, encode, parse_counter_key
 from rlaas_django.core.keys import identify as identify_with
@@ -165,6 +165,7 @@ __all__ = [
     "parse_counter_key",
     "parse_policy",
     "parse_time",
+    "passes",
     "paused_background",
     "plan_checks",
     "pool_module",

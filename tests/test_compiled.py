@@ -7,8 +7,17 @@ import string
 
 import pytest
 
-from rlaas_django import Policy, check
-from tests.internals import ALGORITHMS, YEAR, Check, EncodedIdentity, compile_policies, pack_words, unique_id
+from rlaas_django import Decision, Policy, check
+from tests.internals import (
+    ALGORITHMS,
+    YEAR,
+    Check,
+    EncodedIdentity,
+    compile_policies,
+    pack_words,
+    passes,
+    unique_id,
+)
 from tests.parallel import in_processes, in_threads
 
 CHARACTERS = string.ascii_letters + string.digits + ".@+-_"
@@ -56,6 +65,24 @@ def test_an_encoded_identity_stands_for_every_policy(key):
     policy_set = compile_policies(policies(3, key=key))
     for identity in ("ip=2001:db8::/64", "alice", "global", "token=" + 32 * "0"):
         assert policy_set.identify(EncodedIdentity(identity)) == (identity,) * 3
+
+
+FIGURES = ("allowed", "policy", "limit", "current_count", "remaining", "retry_after", "reset_after", "ttl", "degraded")
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_the_figures_of_a_decision_are_those_of_the_strictest_outcome(number):
+    rng = random.Random(number)
+    for _ in range(300):
+        policy_set = compile_policies(tuple(Policy(f"p{n}", "9/m", shadow=rng.random() < 0.3) for n in range(number)))
+        reply = [1_700_000_000_000]
+        for _ in range(number):
+            passed = rng.randrange(2)
+            wait = 0 if passed else rng.choice([-1, 1, 1, 2, 60_000])
+            reply += (passed, rng.randrange(9), rng.randrange(3) * passed, wait, rng.randrange(60_000), 9, -1)
+        found = Check(policy_set, ("alice",) * number, 1, True).read(reply)
+        expected = Decision(passes(found.outcomes), found.outcomes)
+        assert [getattr(found, name) for name in FIGURES] == [getattr(expected, name) for name in FIGURES]
 
 
 @pytest.mark.parametrize("number", [1, 3])

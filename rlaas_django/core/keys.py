@@ -40,7 +40,7 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 # Everything printable in ASCII but the space and what has a meaning in our keys: : / = { } %
 _SAFE = "!\"#$&'()*+,;<>?@[\\]^`|~"
-_is_plain = re.compile(r"[0-9A-Za-z_.@+-]{1,128}").fullmatch  # whether text is its own encoding, as nearly all is
+_is_plain = re.compile(rf"[0-9A-Za-z_.@+-]{{1,{MAX_LENGTH}}}").fullmatch  # whether text is its own encoding, as most is
 
 # An IPv4 address as `ipaddress` writes it, which takes ten times as long to parse and write.
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
@@ -136,7 +136,7 @@ def encode_name(kind: str, name: object, encoding: Encoding) -> str:
     if not text:
         raise ValueError(f"An identity of kind {kind!r} is empty; all without one would share a counter.")
     if kind == "user":
-        return encode_user(text) if len(text) <= MAX_LENGTH else encode(text)
+        return encoded_users[text]
     if kind == "ip":
         return _encode_address(text, encoding.ipv6_prefix)
     if kind in ("token", "header"):
@@ -195,11 +195,21 @@ def digest(text: str, key: bytes = b"") -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, key=key).hexdigest()
 
 
-# Names and addresses repeat, and to encode one takes up to ten times as long as a look-up.
-@lru_cache(maxsize=4096)
-def encode_user(name: str) -> str:
-    """Return the encoded identity of a user, whose name has at most MAX_LENGTH characters: so the cache stays small."""
-    return "%67lobal" if name == GLOBAL else encode(name)
+class EncodedUsers(dict[str, str]):
+    """The encoded identities of users by name: names repeat, and to encode one takes ten times as long as a look-up."""
+
+    MAX_ENTRIES = 4096
+
+    def __missing__(self, name: str) -> str:
+        encoded = "%67lobal" if name == GLOBAL else encode(name)
+        if len(name) <= MAX_LENGTH:
+            if len(self) >= self.MAX_ENTRIES:
+                self.clear()
+            self[name] = encoded
+        return encoded
+
+
+encoded_users = EncodedUsers()
 
 
 @lru_cache(maxsize=4096)

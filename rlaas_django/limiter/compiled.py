@@ -15,11 +15,10 @@ from ..conf import Config
 from ..core import clock
 from ..core.decision import Decision, Outcome
 from ..core.keys import (
-    MAX_LENGTH,
     EncodedIdentity,
     Identity,
     counter_key,
-    encode_user,
+    encoded_users,
     identify,
     key_kind,
     override_key,
@@ -77,6 +76,10 @@ class CompiledPolicySet:
         self.reply_lengths = size, size + len(policies)
         self.rows = tuple(range(0, size - 1, REPLY_SIZE))  # where the part of each policy begins in a reply
         self.has_shadow = any(policy.shadow for policy in policies)
+        # The policies that decide: the enforced ones, or all where all are shadow policies. By index.
+        self.deciding = tuple([i for i, policy in enumerate(policies) if not policy.shadow]) or tuple(
+            range(len(policies))
+        )
         self.names = frozenset(policy.name for policy in policies)
         # Whole seconds; 0 for the fixed window, whose ttl depends on the time of the decision.
         self.ttls = tuple(0 if each.algo == FIXED_WINDOW else each.window // 1000 for each in self.arguments)
@@ -95,13 +98,15 @@ class CompiledPolicySet:
 
     def identify(self, identity: Identity) -> tuple[str, ...]:
         """Return the encoded identity that each policy counts."""
-        if self.all_by_user and type(identity) is str and 0 < len(identity) <= MAX_LENGTH:
-            return (encode_user(identity),) * len(self.policies)
-        if type(identity) is EncodedIdentity:
-            return (identity,) * len(self.policies)
-        if len(self.policies) == 1:
-            return (identify(identity, self.policies[0], self._encoding),)
-        return tuple([identify(identity, policy, self._encoding) for policy in self.policies])
+        if self.all_by_user and type(identity) is str and identity:
+            encoded = encoded_users[identity]
+        elif type(identity) is EncodedIdentity:
+            encoded = identity
+        elif len(self.policies) == 1:
+            encoded = identify(identity, self.policies[0], self._encoding)
+        else:
+            return tuple([identify(identity, policy, self._encoding) for policy in self.policies])
+        return (encoded,) * len(self.policies)
 
     def check_cost(self, cost: int) -> None:
         """Raise a ValueError for a cost that fits a limit, but is too large for its algorithm."""
@@ -138,12 +143,15 @@ class Check(Call):
     """A check: who is charged what, by which policies. It can be sent once it is packed."""
 
     __slots__ = ("charge", "cost", "identities", "network_overrides", "policy_set", "unique")
-    is_refund = False
+    is_refund, parts = False, None
 
     def __init__(self, policy_set: CompiledPolicySet, identities: tuple[str, ...], cost: int, charge: bool) -> None:
-        self.policy_set, self.identities, self.cost, self.charge = policy_set, identities, cost, charge
+        self.policy_set = policy_set
+        self.identities = identities
+        self.cost = cost
+        self.charge = charge
         self.network_overrides: tuple[str, ...] = ()  # per policy, those of the networks that the client is in
-        self.parts = self.on_abandoned = None
+        self.on_abandoned = None
 
     @property
     def script(self) -> Script:  # type: ignore[override]
@@ -204,7 +212,8 @@ class Check(Call):
         if len(reply) == REPLY_SIZE + 1:
             allowed = reply[ALLOWED] == 1 or policy_set.has_shadow
         else:
-            index, allowed = _strictest(policy_set, reply)
+            index, all_pass = _strictest(policy_set, reply)
+            allowed = all_pass or policy_set.policies[index].shadow
             figures = reply[REPLY_SIZE * index : REPLY_SIZE * (index + 1) + 1]
         decision: ReplyDecision = ReplyDecision()
         decision.check, decision.reply, decision.index = self, reply, index
@@ -275,20 +284,17 @@ def _left_of_window(policy: Policy, at: int, age: float) -> int:
 
 
 def _strictest(policy_set: CompiledPolicySet, reply: list[Any]) -> tuple[int, bool]:
-    """Return which policy is the strictest, as `core.decision.strictest` chooses it, and whether all enforced pass."""
-    end = policy_set.reply_lengths[0]
-    if not policy_set.has_shadow and 0 not in reply[ALLOWED:end:REPLY_SIZE]:
-        remaining = reply[REMAINING:end:REPLY_SIZE]
-        return remaining.index(min(remaining)), True
-    strictest, index, allowed = (False, False, -math.inf), 0, True
-    for i, policy in enumerate(policy_set.policies):
-        at = policy_set.rows[i]
-        passed, _, remaining, wait = reply[at + ALLOWED : at + RESET_AFTER]
-        allowed = allowed and (passed == 1 or policy.shadow)
-        measure = -remaining if passed == 1 else _seconds(wait)
-        if (strictness := (not policy.shadow, passed != 1, measure)) > strictest:
+    """Return which policy is the strictest, as `core.decision.strictest` chooses it, and whether all deciding pass."""
+    strictest, index, all_pass = -NEVER_FITS, 0, True
+    for i in policy_set.deciding:
+        at = REPLY_SIZE * i
+        strictness = -reply[at + REMAINING]
+        if reply[at + ALLOWED] != 1:  # stricter than all that pass: by its wait, where -1 is never
+            all_pass, wait = False, reply[at + RETRY_AFTER]
+            strictness = wait + 1 if wait >= 0 else NEVER_FITS
+        if strictness > strictest:
             strictest, index = strictness, i
-    return index, allowed
+    return index, all_pass
 
 
 def _seconds(wait: float) -> float:
@@ -300,7 +306,7 @@ def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, ch
     """Return the check of an identity under these policies."""
     if type(cost) is not int or cost < 0:
         raise ValueError(f"The cost {shown(cost)} is not a whole number of at least 0.")
-    policy_set = policy if isinstance(policy, CompiledPolicySet) else compile_policies(policy)
+    policy_set = policy if type(policy) is CompiledPolicySet else compile_policies(policy)  # type: ignore[arg-type]
     if cost != 1:
         policy_set.check_cost(cost)
         cost, charge = min(cost, NEVER_FITS), charge and cost > 0
@@ -315,23 +321,30 @@ def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, ch
 def compile_policies(policy: Policies) -> CompiledPolicySet:
     """Return the compiled set of a policy, of its name, or of several; None is the default policy."""
     config = conf.config()
+    # A policy equals its name, which the settings may define otherwise: so a key has policies, or a name and `str`.
     key: Any = policy
-    # With the types: a policy equals its name, which may be defined otherwise in the settings.
-    if isinstance(policy, Policy):
-        key = policy, Policy
-    elif policy is not None and not isinstance(policy, str):
-        policy = tuple(policy)
-        key = (*policy, *map(type, policy))
+    if policy is None or type(policy) is str:
+        key = policy, str
+    elif not isinstance(policy, Policy):
+        key = policy = _without_names(policy, config)
     found: CompiledPolicySet | None = config.compiled.get(key)
     return found or _compile(policy, key, config)
 
 
-def _compile(policy: Policies, key: Any, config: Config) -> CompiledPolicySet:
+def _without_names(policies: Sequence[str | Policy], config: Config) -> tuple[Policy, ...]:
+    """Return several policies, with those of the settings in place of their names."""
+    given = (policies,) if isinstance(policies, str) else tuple(policies)
+    for each in given:
+        if not isinstance(each, Policy):
+            return tuple([config.policy(name) if isinstance(name, str) else name for name in given])
+    return given  # type: ignore[return-value]
+
+
+def _compile(policy: str | Policy | tuple[Policy, ...] | None, key: Any, config: Config) -> CompiledPolicySet:
     chosen: dict[str, Policy] = {}
-    for each in policy if isinstance(policy, tuple) else (policy or DEFAULT,):
-        found = each if isinstance(each, Policy) else config.policy(each)
-        if chosen.setdefault(found.name, found) != found:
-            raise PolicyError(f"Two different policies are named {found.name!r}; a policy's name is its counter.")
+    for each in policy if isinstance(policy, tuple) else _without_names((policy or DEFAULT,), config):
+        if chosen.setdefault(each.name, each) != each:
+            raise PolicyError(f"Two different policies are named {each.name!r}; a policy's name is its counter.")
     if not chosen:
         raise ValueError("There is no policy to check; name one, or leave it out for the default.")
     if len(config.compiled) >= MAX_COMPILED:

@@ -28,7 +28,9 @@ class RateLimitMiddleware:
         self.is_async = iscoroutinefunction(get_response)
         if self.is_async:
             markcoroutinefunction(self)
-            self.process_view = reach_view
+            # A subclass keeps its own. Then a request that is cancelled within its view is refunded, too.
+            if not hasattr(self, "process_view"):
+                self.process_view = reach_view
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         run: Any = aenter if self.is_async else enter

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.exceptions import PermissionDenied
@@ -9,8 +11,9 @@ from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
 from django.utils.functional import SimpleLazyObject
 
-from rlaas_django import Decision, PolicyError, rate_limit
+from rlaas_django import Decision, Policy, PolicyError, rate_limit
 from rlaas_django.middleware import RateLimitMiddleware
+from tests.cancellation import MOMENTS, assert_soon_charged, cancelled
 from tests.http import KINDS, as_kind, call
 
 
@@ -85,16 +88,55 @@ async def test_a_user_set_by_another_middleware_is_kept():
     assert request.rate_limit.outcomes[0].identity == "7"
 
 
-async def test_a_lazy_user_is_loaded_with_auser():
-    request = AsyncRequestFactory().get("/")
-    request.user = SimpleLazyObject(lambda: pytest.fail("loaded with sync code on the event loop"))
+async def test_a_lazy_user_is_loaded_in_a_thread_and_stays_the_view_s():
+    """Also one that another middleware set: by a token, or verified by a second factor. `auser()` is the session's."""
+    request, threads = AsyncRequestFactory().get("/"), []
+
+    def verified_user():
+        threads.append(threading.current_thread())
+        user = User(pk=7)
+        user.otp_device = "a key"
+        return user
 
     async def session_user():
-        return User(pk=7)
+        return AnonymousUser()
 
-    request.auser = session_user
+    request.user, request.auser = SimpleLazyObject(verified_user), session_user
     await rate_limit("5/m", key="user")(aok)(request)
     assert request.rate_limit.outcomes[0].identity == "7"
+    assert request.user.otp_device == "a key"
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
+
+
+async def test_a_lazy_user_that_is_none_counts_by_address():
+    request = AsyncRequestFactory().get("/")
+    request.user = SimpleLazyObject(lambda: None)
+    await rate_limit("5/m", key="user")(aok)(request)
+    assert request.rate_limit.outcomes[0].identity == "ip=127.0.0.1"
+
+
+def test_a_refusal_does_not_refund_a_function_that_has_run(clock):
+    """As of the resolvers of a GraphQL request, which are limited one after the other."""
+    runs = []
+    expensive = rate_limit("2/m", key="ip", group="expensive")(lambda request: runs.append(1) or ok(request))
+    other = rate_limit("1/m", key="ip", group="other")(ok)
+    for _ in range(5):
+        request = RequestFactory().get("/")
+        expensive(request)
+        other(request)
+    assert len(runs) == 2
+
+
+async def test_a_cancelled_function_is_refunded_and_one_that_has_run_is_not(clock):
+    site = Policy("site", "9/m", key="ip")
+    expensive, other = rate_limit("9/m", key="ip", group="expensive")(aok), rate_limit(site)(aok)
+    request = AsyncRequestFactory().get("/")
+    await expensive(request)
+    await cancelled(other(request), 0, MOMENTS[0])
+    await assert_soon_charged({"ip": "127.0.0.1"}, site, 0, "cancelled")
+    assert request.rate_limit.policy == "expensive"
+    await assert_soon_charged({"ip": "127.0.0.1"}, Policy("expensive", "9/m", key="ip"), 1, "has run")
 
 
 def rate_from_the_database(request):

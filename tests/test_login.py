@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -494,6 +495,9 @@ def identity_of(data, content_type):
         ('{"username": "ann"}'.encode("cp037"), "application/json; charset=cp037"),
         (b'{"username": "ann"}', "application/json; charset=hex"),
         (b'{"username": "ann"}', "application/json; charset=cp037"),
+        (b'{"username": "Ann"}', "text/plain"),
+        (b'{"username": "Ann"}', "application/x-www-form-urlencoded"),
+        (b'{"username": "Ann"}', ""),
         (b"username=Ann+", "application/x-www-form-urlencoded"),
         (b"username=x&username=ann", "application/x-www-form-urlencoded"),
     ],
@@ -505,6 +509,23 @@ def test_a_name_is_read_as_the_view_reads_it(body, content_type):
 @pytest.mark.parametrize("value", [None, True, [], ["ann"], {"a": 1}, "", " ", "\u200b"])
 def test_without_a_name_the_address_counts(value):
     assert identity_of(json.dumps({"username": value}), "application/json") == "ip=127.0.0.1"
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "application/octet-stream", "text/plain"])
+def test_a_large_body_does_not_fail_a_view_that_reads_it_in_parts(settings, content_type):
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
+    assert identity_of(b'{"username": "ann"}', content_type) == "ip=127.0.0.1"
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "application/x-www-form-urlencoded"])
+def test_a_client_that_hangs_up_while_it_sends_the_body_counts_by_address(content_type):
+    class HungUp(io.BytesIO):
+        def read(self, *args):
+            raise ConnectionResetError
+
+    request = RequestFactory().generic("POST", "/", b"username=ann", content_type, **{"wsgi.input": HungUp()})
+    call(rate_limit("9/m", key="post:username")(answer), request)
+    assert request.rate_limit.outcomes[0].identity == "ip=127.0.0.1"
 
 
 @pytest.mark.parametrize(("value", "name"), [(5, "5"), (1.5, "1.5"), (-0, "0")])

@@ -90,8 +90,8 @@ class Gate:
         return own
 
     def to_refund(self) -> list[Charge]:
-        """Return what limits before these charged: a refused request costs nothing."""
-        return [each for each in self.state.checked if each[0].allowed] if len(self.state.checked) > 1 else []
+        """Return what these limits and those around them charged: a refused request costs nothing."""
+        return [each for each in self.state.open if each[0].allowed]
 
     def uncharged(self, response: HttpResponseBase, decision: Decision) -> list[Charge]:
         """Return what these limits charged, if their `charge_when` does not count the response."""
@@ -138,7 +138,7 @@ def enter(
             _refund(gate, [(gate.decision, cost)])
         raise
     finally:
-        gate.state.leave()
+        gate.state.leave(gate.decision)
 
 
 async def aenter(
@@ -175,7 +175,7 @@ async def aenter(
             await _arefund(gate, [(gate.decision, cost)])
         raise
     finally:
-        gate.state.leave()
+        gate.state.leave(gate.decision)
 
 
 def _wrap(gate: Gate, view: View, run: View, watch: View) -> View:
@@ -210,13 +210,21 @@ async def reach_view(request: HttpRequest, *_: Any) -> None:
 
 async def _aresolve(gate: Gate, prepared: Prepared) -> Resolved:
     """As `Gate.resolve`, without reaching the database from the event loop."""
-    request: Any = gate.request
-    is_lazy = prepared.needs_user and isinstance(getattr(request, "user", None), SimpleLazyObject)
-    if is_lazy and hasattr(request, "auser"):
-        request.user = await request.auser()
+    if prepared.needs_user:
+        await load_user(gate.request)
     if prepared.calls_site_functions:
         return await responses.in_thread(gate.resolve)(prepared)  # type: ignore[no-any-return]
     return gate.resolve(prepared)
+
+
+async def load_user(request: Any) -> None:
+    """Load a lazy `request.user` in a thread, as that may take the session and the database.
+
+    Not by `request.auser()`, which is the user of the session: another middleware may have set one of its own, such as
+    that of a token, or one that is verified by a second factor.
+    """
+    if isinstance(user := getattr(request, "user", None), SimpleLazyObject):
+        await responses.in_thread(bool)(user)
 
 
 def _refuse(gate: Gate, refusal: Decision) -> HttpResponseBase:

@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
-from django.http import HttpRequest, RawPostDataException
+from django.core.exceptions import RequestDataTooBig
+from django.http import HttpRequest, RawPostDataException, UnreadablePostError
 
 from .. import conf, log
 from ..core.keys import IPAddress, Name, credential_digest, key_kind, parse_address
@@ -71,7 +72,7 @@ class RequestIdentity(Mapping[Any, Any]):
 def _user(request: HttpRequest) -> Name | None:
     """Return the user whom Django or a framework has authenticated: `request.user`, otherwise `request.auth`."""
     user: Any = getattr(request, "user", None)
-    if user is None or not user.is_authenticated:
+    if not getattr(user, "is_authenticated", False):
         user = getattr(request, "auth", None)  # of django-ninja: what the authenticator of the operation returned
         if not getattr(user, "is_authenticated", False):
             return _authenticated_as(user)
@@ -91,8 +92,11 @@ def _posted(request: HttpRequest, name: str) -> str | None:
     """Return a field of the form, or of a JSON object, as user names are compared: whatever its spelling, it is one."""
     data: Any = getattr(request, "data", None)  # of Django REST framework, which has read the body
     if data is None:
-        is_json = (request.content_type or "").endswith(("/json", "+json"))
-        data = _json(request) if is_json else request.POST
+        try:
+            # JSON whatever the client calls it: there are views that do not look at the content type either.
+            data = request.POST if name in request.POST else _json(request)
+        except UnreadablePostError:
+            return None  # so that the address counts; it is the view's error, if it reads the body
     found = data.get(name) if isinstance(data, Mapping) else None
     if isinstance(found, bool) or not isinstance(found, (str, int, float)):
         return None  # a list, say, which no view takes for a user name
@@ -106,7 +110,7 @@ def _json(request: HttpRequest) -> Any:
             return json.loads(body.decode(request.encoding or "utf-8"))  # as REST framework does
         except (ValueError, LookupError):  # also for a codec that is not of text
             return json.loads(body)
-    except (ValueError, RecursionError, RawPostDataException):
+    except (ValueError, RecursionError, RawPostDataException, RequestDataTooBig):
         return None
 
 

@@ -21,12 +21,13 @@ class RequestState:
 
     __slots__ = (
         *("_requests", "checked", "decision", "depth", "exceeded", "log_suppressed"),
-        *("observed", "outcomes", "refusal", "view_reached"),
+        *("observed", "open", "outcomes", "refusal", "view_reached"),
     )
 
     def __init__(self, request: HttpRequest) -> None:
         self._requests: list[Any] = [request]  # Django REST framework wraps the request in one of its own
         self.checked: list[Charge] = []
+        self.open: list[Charge] = []  # of limits whose view has not returned yet; they are refunded if another refuses
         self.outcomes: dict[str, Outcome] = {}  # by policy
         self.decision: Decision | None = None  # of all policies
         self.refusal: Decision | None = None  # of the limits that refused the request
@@ -53,6 +54,7 @@ class RequestState:
             if not outcome.allowed and not outcome.failed_closed:
                 refusing.append(outcome)
         self.checked.append((decision, cost))
+        self.open.append((decision, cost))
         self.decision = decision if len(self.checked) == 1 else combine(self.outcomes.values())
         for each in self._requests:
             each.rate_limit = self.decision
@@ -66,7 +68,7 @@ class RequestState:
     def refund_cancelled(self) -> None:
         """Refund what a cancelled request was charged, unless its view has begun."""
         if not self.view_reached:
-            for decision, _ in self.checked:
+            for decision, _ in self.open:
                 limiter.refund_later(decision.receipts)
 
     def refunded(self, decision: Decision, cost: int) -> None:
@@ -78,9 +80,11 @@ class RequestState:
         self.decision = combine(self.outcomes.values())
         self.annotate(self.decision)
 
-    def leave(self) -> None:
-        """Have the request observed, once its outermost limits are left."""
+    def leave(self, left: Decision | None) -> None:
+        """Make the charge of the limits that are left final; have the request observed after the outermost."""
         self.depth -= 1
+        while left is not None and self.open and self.open.pop()[0] is not left:
+            pass  # what throttles inside of them charged is final, too
         if self.depth or self.observed == len(self.checked) or not observers.observers:
             return
         observed, self.observed = self.observed, len(self.checked)

@@ -102,7 +102,7 @@ def _keep(request: Any, decisions: Sequence[Decision]) -> Decision | None:
         decision = Decision(passes(outcomes), outcomes)
     state.depth += 1
     refuses = state.record(decision, 1, block=True)
-    state.leave()
+    state.leave(None)  # a throttle runs before its view, which other limits may refuse
     if state.log_suppressed:
         request.META[SUPPRESSED] = True
     return decision if refuses else None

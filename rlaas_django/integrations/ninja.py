@@ -15,7 +15,6 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
-from django.utils.functional import SimpleLazyObject
 from ninja import throttling
 from ninja.conf import settings
 from ninja.errors import Throttled
@@ -23,6 +22,7 @@ from ninja.errors import Throttled
 from .. import conf, log
 from ..core.decision import Decision
 from ..core.policy import Policy
+from ..http.gate import load_user
 from ..http.identity import client_address
 from ..http.responses import in_thread
 from ..http.throttles import PolicyLimits, adecide, decide, plan_all, with_headers
@@ -155,8 +155,7 @@ async def _check(request: Any) -> None:
     called, throttles[:] = throttles[:], []
     if not called:
         return
-    if isinstance(getattr(request, "user", None), SimpleLazyObject):
-        request.user = await request.auser()
+    await load_user(request)
     calls_site = any(throttle.calls_site() for throttle in called)
     checks = await in_thread(plan_all)(called, request) if calls_site else plan_all(called, request)
     decisions = await adecide(request, checks)

@@ -77,6 +77,6 @@ def _decide() -> None:
     policies = [Policy(f"{NAME}-{i}", "1/s", algo=algo) for i, algo in enumerate(ALGORITHMS)]
     planned = limiter.plan(NAME, policies, 1)
     call = planned.pack()
-    decision = backend.execute(planned.policy_set.topology, call, timeout=backend.ADMIN_TIMEOUT)
+    decision = backend.execute(planned.policy_set.topology, call, admin_timeout=backend.ADMIN_TIMEOUT)
     limiter.refund(decision)
     limiter.reset(NAME, policies)

@@ -435,7 +435,7 @@ def test_new_server_behind_the_same_address_is_found_when_the_old_one_is_read_on
 @pytest.fixture
 def breaker(breaker_clock, configure) -> CircuitBreaker:
     configure(LOG_LINES_PER_SECOND=1000)
-    return CircuitBreaker("Redis at nowhere")
+    return CircuitBreaker("Redis at nowhere", 0.1)
 
 
 ERROR = ConnectionError("oops")
@@ -467,7 +467,7 @@ def test_intervals_of_breakers_differ_within_bounds(breaker_clock, configure):
     configure(LOG_LINES_PER_SECOND=0)
     waits = []
     for _ in range(500):
-        each = CircuitBreaker("each")
+        each = CircuitBreaker("each", 0.1)
         each.record_failure(ERROR)
         waits.append(each.next_probe_in / breaker_module.FIRST_INTERVAL)
     assert 1 <= min(waits) < 1.02

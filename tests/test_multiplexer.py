@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import gc
 import random
 import sys
 import time
 import warnings
+import weakref
 
 import pytest
 
@@ -55,6 +58,28 @@ def test_more_commands_than_a_batch_holds_each_get_their_own_reply(own, run):
     assert [each.current_count for each in again] == [n % 7 + 1 for n in range(number)]
     assert not any(each.degraded for each in (*first, *again))
     assert connections(own.url) == 1
+
+
+def test_the_connection_keeps_nothing_of_the_request_that_opened_it(own, run):
+    """Or a request's id, which is a context variable, would stand in the log lines of all requests after it."""
+    request_id = contextvars.ContextVar("request_id", default="none")
+
+    class Value:
+        """What nobody else refers to."""
+
+    async def main():
+        request_id.set(value := Value())
+        reference = weakref.ref(value)
+        await acheck("alice", ROOMY)
+        return reference
+
+    async def later():
+        await acheck("alice", ROOMY)
+        gc.collect()
+
+    reference = run(main(), context=contextvars.Context())
+    run(later(), context=contextvars.Context())
+    assert reference() is None
 
 
 def test_a_reply_to_a_cancelled_task_reaches_no_other(own, run):

@@ -381,7 +381,7 @@ def test_threads_wait_for_a_free_connection(target, use_url):
 @pytest.fixture
 def breaker(breaker_clock, configure) -> CircuitBreaker:
     configure(LOG_LINES_PER_SECOND=1000)
-    return CircuitBreaker("Redis at nowhere")
+    return CircuitBreaker("Redis at nowhere", 0.1)
 
 
 def test_breaker_opens_with_the_first_failure(breaker):
@@ -410,6 +410,14 @@ def test_open_breaker_allows_one_probe_per_interval(breaker, breaker_clock):
     assert [breaker.allows_call() for _ in range(100)] == [True] + [False] * 99
     breaker_clock.tick_to_probe()  # also when the result of the probe is never recorded
     assert [breaker.allows_call() for _ in range(100)] == [True] + [False] * 99
+
+
+def test_a_probe_that_waits_for_longer_than_the_interval_is_the_only_one(breaker_clock):
+    breaker = CircuitBreaker("Redis at nowhere", timeout=1.0)
+    breaker.record_failure(ERROR)
+    breaker_clock.tick_to_probe()
+    assert breaker.allows_call()
+    assert breaker.next_probe_in >= 1.0
 
 
 def test_interval_doubles_with_failed_probes_up_to_the_maximum(breaker, breaker_clock):

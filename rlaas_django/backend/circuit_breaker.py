@@ -18,8 +18,8 @@ JITTER = 0.25  # up to this share is added at random, so that processes do not p
 class CircuitBreaker:
     """Closed while the server replies, open after a failure, half-open while a probe is under way."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, timeout: float) -> None:
+        self.name, self.timeout = name, timeout
         self.error: str | None = None  # why it is open; None: closed. (An exception would keep its caller's frames.)
         self.failed = False  # whether a call has failed since the last reply
         self.opened_at = 0.0
@@ -37,7 +37,7 @@ class CircuitBreaker:
             if now < self._next_probe:
                 self.skipped += 1
                 return False
-            self._next_probe = now + self._jittered()
+            self._next_probe = now + max(self.timeout, self._jittered())  # one probe at a time
             self._half_open = True
             return True
 

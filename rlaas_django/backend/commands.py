@@ -16,7 +16,7 @@ Word = str | bytes | int | float
 class Call:
     """A packed command, for the server that has its keys."""
 
-    __slots__ = ("is_refund", "key", "on_abandoned", "packed", "parts", "reply_type", "script", "sent_at")
+    __slots__ = ("calls", "is_refund", "key", "on_abandoned", "packed", "reply_type", "script", "sent_at")
 
     def __init__(
         self,
@@ -31,15 +31,16 @@ class Call:
         self.key = key  # one of the keys, which are all in one slot; '' where there is one server
         self.packed, self.is_refund = packed, is_refund
         self.reply_type = reply_type  # int; list, of whole numbers; None: whatever
-        self.parts: tuple[Call, ...] | None = None  # of a message
+        self.calls: tuple[Call, ...] | None = None  # of a pipeline
         self.sent_at = 0.0  # by `time.monotonic`
         self.on_abandoned: Callable[[Any], None] | None = None  # gets a result that nobody awaits
 
     def read(self, reply: Any) -> Any:
         """Return what a reply means to the caller; UnexpectedReplyError when it cannot be to this call."""
-        numbers = reply if self.reply_type is list and type(reply) is list else (reply,)
-        if self.reply_type is not None and not all(type(each) is int for each in numbers):
-            raise UnexpectedReplyError(reply)
+        if self.reply_type is not None:
+            numbers = reply if type(reply) is list else (reply,)
+            if type(reply) is not self.reply_type or not all(type(each) is int for each in numbers):
+                raise UnexpectedReplyError(reply)
         return reply
 
     def abandon(self, result: Any) -> None:
@@ -48,18 +49,19 @@ class Call:
             self.on_abandoned(result)
 
 
-class Message(Call):
-    """Several calls that are sent together; their replies are a list."""
+class Pipeline(Call):
+    """Several calls that are sent together; their results are a list."""
 
     __slots__ = ()
+    calls: tuple[Call, ...]
 
     def __init__(self, calls: Iterable[Call]) -> None:
-        parts = tuple(calls)
-        super().__init__(None, parts[-1].key, b"".join([call.packed for call in parts]))
-        self.parts = parts
+        sent = tuple(calls)
+        super().__init__(None, sent[-1].key, b"".join([call.packed for call in sent]))
+        self.calls = sent
 
     def abandon(self, result: Any) -> None:
-        for call, each in zip(self.parts or (), result, strict=True):
+        for call, each in zip(self.calls, result, strict=True):
             call.abandon(each)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,10 @@ from .pool import FRESH
 if TYPE_CHECKING:
     from .server import Server
 
-MAX_BATCH = 128  # commands; a batch has one time limit
-TICKS = 10  # parts of the time limit: a loop that is blocked for long has to read what has arrived meanwhile
+MAX_BATCH = 128  # commands; a batch has one timeout
+TICKS = (
+    10  # The timeout is counted in ticks of the event loop: time in which other code blocks the loop does not count.
+)
 
 
 class Multiplexer:
@@ -47,10 +50,14 @@ class Multiplexer:
         reply = self.loop.create_future()
         self._waiting.append((call, reply))
         if self._worker is None:
-            self._worker = self.loop.create_task(self._run())
+            self._start_worker()
         elif self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
         return reply
+
+    def _start_worker(self) -> None:
+        # In a context of its own: that of the caller is a request's, whose id or span would stand in our log lines.
+        self._worker = self.loop.create_task(self._run(), context=contextvars.Context())
 
     async def _run(self) -> None:
         """Send batches and read their replies until something fails or the loop ends."""
@@ -64,7 +71,7 @@ class Multiplexer:
                     call, reply = self._waiting.popleft()
                     if not reply.done():  # cancelled before it was sent
                         self._batch.append((call, reply))
-                        commands += 1 if call.parts is None else len(call.parts)
+                        commands += 1 if call.calls is None else len(call.calls)
                 if self._batch:
                     await self._exchange()
                     self._batch = []
@@ -104,14 +111,14 @@ class Multiplexer:
         try:
             for call, _ in self._batch:
                 found = []
-                for part in call.parts or (call,):
+                for part in call.calls or (call,):
                     try:
                         reply = await self._reader.read_response()
                     except redis.ResponseError as error:
                         reply = error
                     found.append(reply if isinstance(reply, redis.ResponseError) else part.read(reply))
                     self._is_new = False
-                results.append(found[0] if call.parts is None else found)
+                results.append(found[0] if call.calls is None else found)
             if hasattr(self._connection, "can_read") and await self._connection.can_read():
                 with contextlib.suppress(redis.ConnectionError, OSError):  # the end of the connection is no reply
                     raise UnexpectedReplyError(await self._reader.read_response())
@@ -170,7 +177,7 @@ class Multiplexer:
             failed += self._waiting
             self._waiting.clear()
         elif self._waiting:
-            self._worker = self.loop.create_task(self._run())
+            self._start_worker()
         for _, reply in failed:
             if failure is None:
                 reply.cancel()

@@ -30,14 +30,14 @@ class Server:
         self.options, self.timeout = options, timeout
         self.address = options.address
         self.name = f"Redis at {self.address[0]}" + (f":{self.address[1]}" if self.address[1] else "")
-        self.breaker = breaker = CircuitBreaker(self.name)
+        self.breaker = breaker = CircuitBreaker(self.name, timeout)
         self._pool = Pool(lambda: options.connection(timeout), options.maximum, lambda: breaker.error is None)
         self._is_fake = options.connection_class.__module__.partition(".")[0] == "fakeredis"
 
-    def send(self, call: Call, timeout: float | None = None, keep_errors: bool = False) -> Any:
-        """Return the result, or the list of results; the first error among them is raised, or kept in its place.
+    def send(self, call: Call, admin_timeout: float | None = None) -> Any:
+        """Return the result of a call; of a pipeline the list of results, with error replies in their places.
 
-        A call with a timeout of its own is that of a page.
+        `admin_timeout` is how long a page waits for a reply; None for a decision.
         """
         pool, sent_at = self._pool, monotonic()
         call.sent_at = sent_at
@@ -45,8 +45,8 @@ class Server:
         try:
             held = pool.acquire(sent_at)
             held.connection.send_packed_command((call.packed,), check_health=False)
-            deadline = None if timeout is None else sent_at + timeout
-            if call.parts is None:
+            deadline = None if admin_timeout is None else sent_at + admin_timeout
+            if call.calls is None:
                 if deadline is not None:
                     held.wait(deadline)
                 reply = held.read()
@@ -57,15 +57,15 @@ class Server:
                         del reply  # or it and this frame would keep each other alive
                 result = call.read(reply)
             else:
-                result = [_read(held, part, deadline) for part in call.parts]
+                result = [_read(held, part, deadline) for part in call.calls]
         except redis.ResponseError as error:  # after one, the connection is as good as after any reply
             pool.release(held, sent_at)
-            self._record_error(error, is_decision=timeout is None)
+            self._record_error(error, is_decision=admin_timeout is None)
             raise
         except BaseException as error:  # noqa: BLE001  (raised again)
             # Recorded first: a thread that waits for the connection would take it to a server that fails.
             is_new = held is None or held.is_new
-            failure = self.record_failure(error, is_new, timeout) if isinstance(error, Exception) else error
+            failure = self.record_failure(error, is_new, admin_timeout) if isinstance(error, Exception) else error
             try:
                 if held is not None:
                     pool.discard(held)
@@ -75,14 +75,14 @@ class Server:
             finally:
                 del failure  # or it and this frame, with the connection, would keep each other alive
         pool.release(held, sent_at)
-        if self.breaker.failed or call.parts is not None:
-            self._record_result(result, is_decision=timeout is None, keep_errors=keep_errors)
+        if self.breaker.failed or call.calls is not None:
+            self._record_result(result, is_decision=admin_timeout is None)
         return result
 
-    async def asend(self, call: Call, *, keep_errors: bool = False) -> Any:
+    async def asend(self, call: Call) -> Any:
         """As `send`, without blocking the event loop."""
         if self._is_fake:  # fakeredis has no socket, and waits for nothing
-            return self.send(call, keep_errors=keep_errors)
+            return self.send(call)
         loop, call.sent_at = asyncio.get_running_loop(), monotonic()
         multiplexer = self._multiplexers.get((self, loop)) or self._open_multiplexer(loop)
         future = multiplexer.execute(call)
@@ -92,8 +92,14 @@ class Server:
             if not future.cancelled() and future.exception() is None:  # the reply came in the same turn of the loop
                 call.abandon(future.result())
             raise
-        if isinstance(result, redis.ResponseError) or self.breaker.failed or call.parts is not None:
-            self._record_result(result, keep_errors=keep_errors)
+        if isinstance(result, redis.ResponseError):
+            self._record_error(result)
+            try:
+                raise result
+            finally:
+                del result  # or it and this frame would keep each other alive
+        if self.breaker.failed or call.calls is not None:
+            self._record_result(result)
         return result
 
     def close(self) -> None:
@@ -106,18 +112,16 @@ class Server:
                 self._multiplexers.pop(key, None)
         return self._multiplexers.setdefault((self, loop), Multiplexer(self))
 
-    def _record_result(self, result: Any, *, is_decision: bool = True, keep_errors: bool = False) -> None:
-        """Tell the breaker what a result says of the server, and raise the first error in it, unless it is kept."""
+    def _record_result(self, result: Any, *, is_decision: bool = True) -> None:
+        """Tell the breaker what a result, or each of a pipeline, says of the server."""
         results = result if isinstance(result, list) else (result,)
         errors = [each for each in results if isinstance(each, redis.ResponseError)]
         for error in errors:
             self._record_error(error, is_decision=is_decision)
-            if not keep_errors:
-                raise error
         if not errors:
             self.breaker.record_success()
 
-    def _record_error(self, error: redis.ResponseError, *, is_decision: bool) -> None:
+    def _record_error(self, error: redis.ResponseError, *, is_decision: bool = True) -> None:
         if not is_decision and isinstance(error, redis.exceptions.NoPermissionError):
             return  # a page needs more rights than decisions do
         if not concerns_whole_server(error):
@@ -153,7 +157,7 @@ class Server:
 
 
 def _read(held: HeldConnection, call: Call, deadline: float | None) -> Any:
-    """Return the result of one call of a message; an error reply is returned, not raised."""
+    """Return the result of one call of a pipeline; an error reply is returned, not raised."""
     if deadline is not None:
         held.wait(deadline)
     try:

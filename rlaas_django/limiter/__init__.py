@@ -204,7 +204,7 @@ def peek_each(pairs: Sequence[tuple[Policy, str]]) -> tuple[Outcome, ...]:
             part = CompiledPolicySet(tuple([policies[i] for i in group]), conf.config(), topology)
             check = Check(part, tuple([identities[i] for i in group]), 1, charge=False)
             check.network_overrides = networks.override_texts_of_each(part.policies, check.identities)
-            decision = backend.execute(topology, check.pack(), timeout=backend.ADMIN_TIMEOUT)
+            decision = backend.execute(topology, check.pack(), admin_timeout=backend.ADMIN_TIMEOUT)
             outcome_at.update(zip(group, decision.outcomes, strict=True))
         found += (outcome_at[i] for i in range(len(policies)))
     return tuple(found)
@@ -214,7 +214,7 @@ def refund_units(identity: Identity, policy: Policy, units: int) -> int:
     """Refund some units of an identity's usage, the newest first; return how many there were."""
     peeked = plan(identity, policy, 1, charge=False)
     policy_set, topology = peeked.policy_set, peeked.policy_set.topology
-    reply = backend.execute(topology, peeked.pack(), timeout=ADMIN_TIMEOUT).reply
+    reply = backend.execute(topology, peeked.pack(), admin_timeout=ADMIN_TIMEOUT).reply
     (arguments,) = decided_arguments(peeked, reply)
     call = refund_call(policy_set.keys(peeked.identities), ("", units, *arguments, 0))
     refunded = int(sum(backend.execute(topology, call)))

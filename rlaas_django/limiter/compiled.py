@@ -143,7 +143,7 @@ class Check(Call):
     """A check: who is charged what, by which policies. It can be sent once it is packed."""
 
     __slots__ = ("charge", "cost", "identities", "network_overrides", "policy_set", "unique")
-    is_refund, parts = False, None
+    is_refund, calls = False, None
 
     def __init__(self, policy_set: CompiledPolicySet, identities: tuple[str, ...], cost: int, charge: bool) -> None:
         self.policy_set = policy_set

@@ -17,9 +17,10 @@ from ninja import NinjaAPI
 from ninja.security import HttpBearer, django_auth
 from rest_framework.authentication import BaseAuthentication, SessionAuthentication
 from rest_framework.decorators import api_view, authentication_classes, permission_classes
-from rest_framework.exceptions import AuthenticationFailed, ValidationError
-from rest_framework.permissions import IsAuthenticated
+from rest_framework.exceptions import AuthenticationFailed, NotAcceptable, ValidationError
+from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.response import Response
+from rest_framework.versioning import AcceptHeaderVersioning
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
@@ -42,6 +43,25 @@ class ByHeader(BaseAuthentication):
 
     def authenticate_header(self, request):
         return "Header"
+
+
+class Failing(BaseAuthentication):
+    """Authenticates nobody, by a mistake."""
+
+    def authenticate(self, request):
+        raise ZeroDivisionError
+
+
+class OneVersion(AcceptHeaderVersioning):
+    allowed_versions = ("1",)
+
+
+class ReadsNoUser(BasePermission):
+    """Allows all, without a look at the user."""
+
+
+def fail_early(self, request, *args, **kwargs):
+    raise NotAcceptable
 
 
 def handler(self, request, **kwargs):
@@ -142,6 +162,57 @@ def test_a_request_without_or_with_wrong_credentials_counts_by_address(site, cli
     response = as_user(site, "?", address="203.0.113.1")
     assert (response.status_code, response.headers["X-RateLimit-Remaining"]) == (401, "2")
     assert response.headers["WWW-Authenticate"] == "Header"
+
+
+UNACCEPTABLE = {"Accept": "image/png"}
+
+
+@every_form
+@pytest.mark.parametrize("key", ["user", "user_or_ip", lambda request: request.user.pk], ids=["user", "default", "own"])
+def test_what_fails_before_authentication_tells_nothing_about_credentials(site, client, form, key, log_lines):
+    """REST framework negotiates the content first; then a limit by user has it authenticate the request."""
+    site.serve(form(rate_limit("3/m", key=key, group="g"), permission_classes=[IsAuthenticated]))
+    wrong = [site.get(headers={"X-User": "?", **UNACCEPTABLE}).status_code for _ in range(5)]
+    assert wrong == [406, 406, 406, 429, 429]
+    right = [site.get(headers={"X-User": "41", **UNACCEPTABLE}).status_code for _ in range(4)]
+    assert right == [406, 406, 406, 429]
+    assert sorted(name.removeprefix("key=") for name in names(client)) == ["41", "ip=203.0.113.9"]
+    assert log_lines("raised") == []
+
+
+@pytest.mark.parametrize("before", [{"versioning_class": OneVersion}, {"initial": fail_early}])
+def test_other_failures_before_authentication_are_counted(site, client, before):
+    site.serve(FORMS["class"](rate_limit("1/m", key="user", group="g"), **before))
+    headers = {"Accept": "application/json; version=9"}
+    statuses = [site.get(headers={"X-User": user, **headers}).status_code for user in ("?", "?", "41", "41")]
+    assert statuses == [406, 429, 406, 429]
+    assert sorted(names(client)) == ["41", "ip=203.0.113.9"]
+
+
+@every_form
+def test_credentials_that_nothing_but_a_limit_reads_are_counted(site, client, form):
+    lazy = {"perform_authentication": lambda self, request: None, "permission_classes": [ReadsNoUser]}
+    site.serve(form(rate_limit("2/m", key="user", group="g"), **lazy))
+    assert [as_user(site, user).status_code for user in ("?", "?", "?", "41")] == [401, 401, 429, 200]
+    assert sorted(names(client)) == ["41", "ip=203.0.113.9"]
+
+
+def test_an_authenticator_that_fails_is_counted(site, client):
+    site.serve(FORMS["class"](rate_limit("2/m", key="user", group="g"), authentication_classes=[Failing]))
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            site.get()
+    assert site.get().status_code == 429
+    assert names(client) == ["ip=203.0.113.9"]
+
+
+@pytest.mark.parametrize(("body", "media_type", "status"), [("{", "application/json", 400), ("x", "text/csv", 415)])
+def test_a_body_that_cannot_be_parsed_is_counted(site, client, body, media_type, status):
+    limit = rate_limit(Policy("u", "9/m", key="user"), Policy("p", "2/m", key="post:name"))
+    site.serve(FORMS["class"](limit))
+    options = {"data": body, "content_type": media_type, "headers": {"X-User": "41"}}
+    assert [site.request("post", **options).status_code for _ in range(3)] == [status, status, 429]
+    assert counters(client) == ["rlaas:rate_limit:p/ip=203.0.113.9", "rlaas:rate_limit:u/41"]
 
 
 @every_form
@@ -256,6 +327,8 @@ def test_async_views_of_rest_framework(settings, client, form):
     site.serve(form(rate_limit("1/m", key="user", group="g")))
     assert [as_user(site, user).status_code for user in ("41", "41", "42", "?")] == [200, 429, 200, 401]
     assert names(client) == ["41", "42", "ip=203.0.113.9"]
+    statuses = [site.get(headers={"X-User": user, **UNACCEPTABLE}).status_code for user in ("?", "43", "43")]
+    assert statuses == [429, 406, 429]
 
 
 # django-ninja

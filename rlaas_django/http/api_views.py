@@ -1,7 +1,8 @@
 """Views of Django REST framework, whose user is known once the framework has authenticated the request.
 
 Limits by user are checked after the `initial()` of such a view, and before its handler. A request that fails there,
-because its credentials are wrong, say, is counted before the framework responds. REST framework is not imported here.
+because its credentials are wrong, say, is counted before the framework responds, and so is one that fails when limits
+read its user or its body. REST framework is not imported here.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from .. import conf
 from .gate import aenter, enter
+from .identity import ERRORS, read_attribute
 from .limits import Limits, Prepared
 from .request_state import STATE, RequestState
 from .view_names import owner_of
@@ -122,11 +124,16 @@ def _place(every: Sequence[Limits], view: Any, request: HttpRequest) -> None:
             setattr(view, name, _limited_handler(every, view, getattr(view, name), errors))
 
 
-def _initial(initial: View, errors: list[Exception], *args: Any, **kwargs: Any) -> None:
+def _initial(initial: View, errors: list[Exception], request: Any, *args: Any, **kwargs: Any) -> None:
+    """Run the `initial()` of a view; the handler raises what it, or a limit that reads the request, has failed with."""
+    setattr(request, ERRORS, errors)
     try:
-        initial(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001  (raised in place of the handler)
+        initial(request, *args, **kwargs)
+    except Exception as error:  # noqa: BLE001
         errors.append(error)
+        # The framework negotiates the content before it authenticates. Both are done before limits are checked, so that
+        # wrong credentials count and respond as right ones do.
+        read_attribute(request, "user")
 
 
 def _limited_handler(every: Sequence[Limits], view: Any, handler: View, errors: list[Exception]) -> View:

@@ -22,6 +22,8 @@ from ..core.policy import KeyFunction
 from ..core.text import fold
 from .site_functions import call_key
 
+ERRORS = "_rate_limit_errors"  # the attribute of a framework's request with the errors to raise once it is counted
+
 
 class RequestIdentity(Mapping[Any, Any]):
     """The names of a request's client by kind: `user`, `ip`, `token`, `header:...`; read when they are asked for."""
@@ -69,11 +71,26 @@ class RequestIdentity(Mapping[Any, Any]):
         return 3
 
 
+def read_attribute(request: HttpRequest, name: str, on_error: Any = None) -> Any:
+    """Return an attribute that a framework may compute, else None; `on_error` if that fails and can be raised later.
+
+    Django REST framework authenticates a request, and parses its body, when the attribute is read.
+    """
+    try:
+        return getattr(request, name, None)
+    except Exception as error:
+        errors: list[Exception] | None = vars(request).get(ERRORS)
+        if errors is None:
+            raise
+        errors.append(error)
+        return on_error
+
+
 def _user(request: HttpRequest) -> Name | None:
     """Return the user whom Django or a framework has authenticated: `request.user`, otherwise `request.auth`."""
-    user: Any = getattr(request, "user", None)
+    user = read_attribute(request, "user")
     if not getattr(user, "is_authenticated", False):
-        user = getattr(request, "auth", None)  # of django-ninja: what the authenticator of the operation returned
+        user = read_attribute(request, "auth")  # of django-ninja: what the authenticator of the operation returned
         if not getattr(user, "is_authenticated", False):
             return _authenticated_as(user)
     return None if user.pk is None else str(user.pk)
@@ -90,7 +107,7 @@ def _authenticated_as(auth: Any) -> Name | None:
 
 def _posted(request: HttpRequest, name: str) -> str | None:
     """Return a field of the form, or of a JSON object, as user names are compared: whatever its spelling, it is one."""
-    data: Any = getattr(request, "data", None)  # of Django REST framework, which has read the body
+    data = read_attribute(request, "data", on_error={})  # of Django REST framework, which has read the body
     if data is None:
         try:
             # JSON whatever the client calls it: there are views that do not look at the content type either.

@@ -21,7 +21,7 @@ from rest_framework.exceptions import AuthenticationFailed, NotAcceptable, Valid
 from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.response import Response
 from rest_framework.versioning import AcceptHeaderVersioning
-from rest_framework.views import APIView
+from rest_framework.views import APIView, exception_handler
 from rest_framework.viewsets import ViewSet
 
 from rlaas_django import Policy, peek, rate_limit, rate_limit_exempt
@@ -232,6 +232,30 @@ def test_charge_when_sees_the_response_that_the_framework_makes_of_an_exception(
 
 
 @every_form
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_exception_handler_of_the_site_is_called_once(site, settings, client, form, count):
+    """Sites report to Sentry there."""
+    reported = []
+
+    def report(error, context):
+        reported.append(type(error))
+        return exception_handler(error, context)
+
+    def limit(view):
+        for i in range(count):
+            view = rate_limit("9/m", key="user", group=f"g{i}", charge_on_error=False)(view)
+        return view
+
+    settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": report}
+    site.serve(form(limit))
+    with pytest.raises(ValueError, match="invalid literal"):
+        as_user(site, "41", where="/?status=none")
+    assert as_user(site, "41", where="/?status=400").status_code == 400
+    assert reported == [ValueError, ValidationError]
+    assert peek("41", Policy("g0", "9/m", key="user")).current_count == 1
+
+
+@every_form
 def test_a_method_that_the_view_does_not_have_is_counted(site, form):
     site.serve(form(rate_limit("1/m", key="user")))
     statuses = [site.request("patch", headers={"X-User": "41"}).status_code for _ in range(2)]
@@ -329,6 +353,16 @@ def test_async_views_of_rest_framework(settings, client, form):
     assert names(client) == ["41", "42", "ip=203.0.113.9"]
     statuses = [site.get(headers={"X-User": user, **UNACCEPTABLE}).status_code for user in ("?", "43", "43")]
     assert statuses == [429, 406, 429]
+
+
+def test_the_exception_handler_of_an_async_view_is_called_once(settings, client):
+    reported = []
+    options = {"get_exception_handler": lambda self: lambda error, context: reported.append(type(error))}
+    site = Site("asgi, async def", settings)
+    site.serve(rate_limit("9/m", key="user", group="g")(type("Api", (AsyncApi,), options)).as_view())
+    with pytest.raises(ValueError, match="invalid literal"):
+        as_user(site, "41", where="/?status=none")
+    assert reported == [ValueError]
 
 
 # django-ninja

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from inspect import isawaitable
 from types import FunctionType
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakSet
 
 from asgiref.sync import iscoroutinefunction
@@ -145,7 +145,7 @@ def _limited_handler(every: Sequence[Limits], view: Any, handler: View, errors: 
                 raise errors[0]
             return handler(*args, **kwargs)
         except Exception as error:  # noqa: BLE001
-            return view.handle_exception(error)
+            return _handle_exception(view, error)
 
     async def ahandle(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -154,7 +154,7 @@ def _limited_handler(every: Sequence[Limits], view: Any, handler: View, errors: 
             response = handler(*args, **kwargs)
             return await response if isawaitable(response) else response
         except Exception as error:  # noqa: BLE001
-            return view.handle_exception(error)
+            return _handle_exception(view, error)
 
     is_async = getattr(view, "view_is_async", False)
     limited: View = ahandle if is_async else handle
@@ -167,6 +167,19 @@ def _limited_handler(every: Sequence[Limits], view: Any, handler: View, errors: 
         return await limited(*args, **kwargs)
 
     return alimited
+
+
+def _handle_exception(view: Any, error: Exception) -> Any:
+    """Return the response that the framework makes of an exception; raise one that it makes none of."""
+    try:
+        return view.handle_exception(error)
+    except Exception:
+        view.handle_exception = _raise  # the dispatch of the view calls it again, and the site's handler may report it
+        raise
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _within(run: View, limits: Limits, view: View, request: HttpRequest, /, *args: Any, **kwargs: Any) -> Any:

@@ -11,8 +11,9 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
 
+from . import conf, limiter
 from .http.responses import add_headers
-from .http.status import rate_limit_status
+from .http.status import status_of
 
 __all__ = ["RateLimitStatusView"]
 
@@ -28,7 +29,8 @@ class RateLimitStatusView(View):
     template_name: str | None = None
 
     def get(self, request: HttpRequest) -> HttpResponse:
-        quota = rate_limit_status(request, *self.policies)
+        status = status_of(request, *self.policies)
+        quota = status or limiter.unlimited()
         if self.template_name is not None:
             response = render(request, self.template_name, {"quota": quota})
         else:
@@ -41,5 +43,6 @@ class RateLimitStatusView(View):
                     "reset_after": quota.reset_after,
                 }
             )
-        add_headers(response.headers, quota)
+        if conf.config().enabled:
+            add_headers(response.headers, status)
         return response

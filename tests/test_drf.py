@@ -95,6 +95,10 @@ class TwoPerMinute(UserRateThrottle):
     rate = "2/min"
 
 
+class AnonymousOnly(AnonRateThrottle):
+    rate = "2/min"
+
+
 class FourPerHour(UserRateThrottle):
     rate = "4/hour"
 
@@ -490,6 +494,15 @@ def test_with_the_middleware_the_headers_have_its_policies_too(configure, settin
     configure(MAX_REQUESTS=50)
     client = use_site(settings, make_view(TwoPerMinute), OURS)
     assert client.get("/")["RateLimit"] == '"default";r=49;t=60, "drf.user-60s";r=1;t=60'
+
+
+def test_where_nothing_limits_there_are_no_headers(configure, settings, clock):
+    """Not those of the default policy, of which `request.rate_limit` has the figures then."""
+    configure(POLICIES={"search": {"rate": "3/m"}}, MIDDLEWARE=[{"path": "/search/", "policies": ["search"]}])
+    client = use_site(settings, make_view(AnonymousOnly), OURS)
+    assert client.get("/")["RateLimit"] == '"drf.anon-60s";r=1;t=60'
+    response = client.get("/", headers={"X-User": "alice"})
+    assert [name for name in response.headers if "ratelimit" in name.lower()] == []
 
 
 def test_the_view_can_read_the_decision(clock):

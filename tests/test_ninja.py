@@ -382,6 +382,17 @@ def test_the_middleware_adds_the_headers(settings, configure, clock):
     assert (refused.status_code, refused["Retry-After"]) == (429, "60")
 
 
+def test_where_nothing_limits_there_are_no_headers(settings, configure, clock):
+    configure(POLICIES={"search": {"rate": "3/m"}}, MIDDLEWARE=[{"path": "/search/", "policies": ["search"]}])
+    api = make_api(auth=lambda request: "secret", throttle=[AnonRateThrottle("1/m")])
+    api.add_decorator(throttled, mode="view")
+    api.get("/")(lambda request: "hello")
+    settings.ROOT_URLCONF, settings.MIDDLEWARE = type("urls", (), {"urlpatterns": [path("", api.urls)]}), [OURS]
+    response = Client().get("/")
+    assert response.status_code == 200
+    assert [name for name in response.headers if "ratelimit" in name.lower()] == []
+
+
 def test_refusals_are_signalled(site, clock):
     seen = []
     rate_limited.connect(receiver := lambda decision, **_: seen.append(decision.policy.name))

@@ -107,6 +107,14 @@ def test_a_page_can_poll_json(site):
     assert site.post("/quota.json").status_code == 405
 
 
+@pytest.mark.parametrize("unlimited", [{"ENABLED": False}, {"POLICIES": {"search": {"rate": lambda request: None}}}])
+def test_where_nothing_limits_the_response_has_no_headers(site, configure, unlimited):
+    configure(**unlimited)
+    response = site.get("/quota.json")
+    assert response.json()["allowed"]
+    assert [name for name in response.headers if "ratelimit" in name.lower()] == []
+
+
 async def test_a_page_can_poll_under_asgi(site):
     assert (await AsyncClient().get("/quota.json")).json()["remaining"] == 3
 

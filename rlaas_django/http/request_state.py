@@ -16,6 +16,12 @@ STATE = "_rate_limit_state"  # the attribute of a request with what was decided 
 Charge = tuple[Decision, int]  # what was decided, and its cost
 
 
+def decision_about(request: Any) -> Decision | None:
+    """Return what limits decided about a request; None where none was checked, whatever `request.rate_limit` is."""
+    state: RequestState | None = getattr(request, STATE, None)
+    return None if state is None else state.decision
+
+
 class RequestState:
     """What was decided about a request so far."""
 

@@ -14,9 +14,14 @@ from .request_state import STATE, RequestState
 
 def rate_limit_status(request: HttpRequest, *policies: str) -> Decision:
     """Return what policies decided about this request, else what they would now; left out: of the default policy."""
+    return status_of(request, *policies) or limiter.unlimited()
+
+
+def status_of(request: HttpRequest, *policies: str) -> Decision | None:
+    """As `rate_limit_status`; None where no policy limits this request."""
     names = policies or (DEFAULT,)
     state: RequestState | None = getattr(request, STATE, None)
     if state is not None and state.outcomes.keys() >= set(names):
-        return combine(state.outcomes[name] for name in names) or limiter.unlimited()
+        return combine(state.outcomes[name] for name in names)
     limiting = with_fixed_rates(tuple(conf.config().policy(name) for name in names), request)
-    return limiter.peek(RequestIdentity(request), limiting) if limiting else limiter.unlimited()
+    return limiter.peek(RequestIdentity(request), limiting) if limiting else None

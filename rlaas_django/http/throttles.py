@@ -18,7 +18,7 @@ from ..core.policy import DEFAULT, Policy
 from ..limiter.joined import Plan, plan_checks, split
 from .gate import Gate
 from .limits import Limits
-from .request_state import STATE, RequestState
+from .request_state import STATE, RequestState, decision_about
 from .responses import SUPPRESSED, add_headers, add_refusal_headers
 
 
@@ -110,7 +110,7 @@ def _keep(request: Any, decisions: Sequence[Decision]) -> Decision | None:
 
 def with_headers(request: Any, response: Any) -> Any:
     """Return a response with the headers of what was decided about the request."""
-    decision: Decision | None = getattr(request, "rate_limit", None)
+    decision = decision_about(request)
     if decision is not None and isinstance(response, HttpResponseBase):
         add_headers(response.headers, decision)
         if not decision.allowed:

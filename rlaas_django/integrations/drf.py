@@ -22,6 +22,7 @@ from ..core.clock import frozen_clock
 from ..core.decision import Decision
 from ..core.policy import Policy
 from ..http.identity import client_address
+from ..http.request_state import decision_about
 from ..http.responses import add_headers
 from ..http.throttles import PolicyLimits, decide, plan_all
 from ..limiter.joined import Plan
@@ -165,7 +166,7 @@ def _decide_all(throttles: Sequence[Any], request: Any, view: Any) -> dict[Any, 
     timers = [timer for throttle in throttles if (timer := getattr(throttle, "timer", time.time)) is not time.time]
     with frozen_clock(round(timers[0]() * 1000)) if timers else nullcontext():
         decisions = decide(request, plan_all(throttles, request, view))
-    if hasattr(view, "headers") and hasattr(request, "rate_limit"):
+    if hasattr(view, "headers"):
         # DRF copies the headers of a view to its response, whichever it is
-        add_headers(view.headers, request.rate_limit)
+        add_headers(view.headers, decision_about(request))
     return decisions

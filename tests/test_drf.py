@@ -25,7 +25,7 @@ from rest_framework.settings import api_settings
 from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView
 
-from rlaas_django import Policy, backend, peek
+from rlaas_django import Policy, backend, peek, rate_limit
 from rlaas_django import usage as panel
 from rlaas_django.integrations import drf
 from rlaas_django.integrations.drf import (
@@ -399,6 +399,16 @@ def test_throttles_that_are_checked_twice_are_charged_twice(clock):
 def test_two_throttles_of_a_class_count_as_two(clock):
     view = make_view(FourPerHour, FourPerHour)
     assert statuses(view, 3, "alice") == [200, 200, 429]
+
+
+def test_what_a_decorator_refuses_costs_nothing_under_any_number_of_throttles(clock, client):
+    class ByKey(PolicyThrottle):
+        policies = (Policy("key", "9/m", key="header:X-User"), Policy("all", "9/m", key="global"))
+
+    view = rate_limit("1/m", key="user")(make_view(FourPerHour, ByKey))
+    requests = [factory.get("/", headers={"X-User": "alice"}) for _ in range(3)]
+    assert [view(request).status_code for request in requests] == [200, 429, 429]
+    assert peek("", Policy("all", "9/m", key="global")).current_count == 1
 
 
 def test_throttles_of_drf_and_of_the_site_work_beside_ours(clock):

@@ -102,6 +102,8 @@ def _keep(request: Any, decisions: Sequence[Decision]) -> Decision | None:
         decision = Decision(passes(outcomes), outcomes)
     state.depth += 1
     refuses = state.record(decision, 1, block=True)
+    # With what `decision` lacks: receipts, latency, is_cached.
+    state.checked[-1:] = state.open[-1:] = [(each, 1) for each in decisions]
     state.leave(None)  # a throttle runs before its view, which other limits may refuse
     if state.log_suppressed:
         request.META[SUPPRESSED] = True

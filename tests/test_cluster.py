@@ -46,6 +46,7 @@ from tests.internals import (
     check_plan,
     flush_statistics,
     networks,
+    observers,
     overrides,
     paused_background,
     plan_checks,
@@ -219,6 +220,21 @@ def test_policies_on_several_identities_take_one_call_per_slot(cluster, limiter)
     with commands_received(cluster) as received:
         assert limiter.check(identity, policies).allowed
     assert received["evalsha"] == 2
+
+
+def test_the_calls_of_a_check_slot_by_slot_are_measured_and_its_refusals_are_not_cached(cluster, limiter):
+    observed = []
+    observers.add(observed.append, latency=True)
+    try:
+        for _ in range(3):
+            limiter.check("alice", Policy("once", "1/h"))
+    finally:
+        observers.remove(observed.append)
+    assert [(each.result, len(each.latencies), each.is_cached) for each in observed] == [
+        ("allowed", 1, False),
+        ("refused", 1, False),
+        ("refused", 1, False),
+    ]
 
 
 def test_independent_checks_reach_every_node_in_few_messages(cluster, limiter):

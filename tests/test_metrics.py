@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import json
@@ -26,10 +27,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from rest_framework.response import Response
+from rest_framework.views import APIView
 
 from rlaas_django import Policy, acheck, check, rate_limit
 from rlaas_django.integrations import opentelemetry, prometheus
-from tests.internals import flush_statistics, observers, recorder
+from rlaas_django.integrations.drf import AnonRateThrottle, PolicyThrottle
+from tests.internals import acheck_each, check_each, check_plan, flush_statistics, observers, recorder
 from tests.observation import assert_soon
 
 ROOT = Path(__file__).parent.parent
@@ -94,6 +98,51 @@ def test_refusals_from_memory_are_counted(prometheus_registry):
     assert found["rlaas_refusal_cache_hits_total",] == 2
     assert found["rlaas_redis_seconds_count",] == 3
     assert found[decisions("small", "refused")] == 3
+
+
+def hits_and_calls(registry) -> tuple[float, float]:
+    found = samples(generate_latest(registry).decode())
+    return found["rlaas_refusal_cache_hits_total",], found["rlaas_redis_seconds_count",]
+
+
+class OncePerHour(AnonRateThrottle):
+    rate = "1/hour"
+
+
+class TwoPolicies(PolicyThrottle):
+    """One that is not joined with others."""
+
+    policies = (Policy("key", "9/h", key="header:X-Key"), Policy("all", "9/h", key="global"))
+
+
+@pytest.mark.parametrize(
+    ("throttles", "cached", "expected"),
+    [
+        ([OncePerHour], False, (0, 3)),
+        ([OncePerHour], True, (1, 2)),
+        ([OncePerHour, TwoPolicies], False, (0, 6)),  # two checks per request, in one round trip
+        ([OncePerHour, TwoPolicies], True, (1, 5)),
+    ],
+)
+def test_calls_of_throttles_are_counted(prometheus_registry, configure, throttles, cached, expected):
+    configure(LOCAL_REFUSALS=cached)
+    view = type("View", (APIView,), {"throttle_classes": throttles, "get": lambda self, request: Response()}).as_view()
+    requests = [RequestFactory().get("/", headers={"X-Key": "k"}) for _ in range(3)]
+    assert [view(request).status_code for request in requests] == [200, 429, 429]
+    assert hits_and_calls(prometheus_registry) == expected
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_calls_of_a_batch_are_measured(prometheus_registry, kind):
+    checks = [check_plan("alice", SMALL, 1), check_plan("bob", SMALL, 1)]
+    decisions = check_each(checks) if kind == "sync" else asyncio.run(acheck_each(checks))
+    assert all(0 < each.latency < 60 for each in decisions)
+
+
+def test_a_refusal_without_redis_is_no_hit_of_the_cache(prometheus_registry, redis_unavailable):
+    local = rate_limit("1/h", key="ip", group="page", on_failure="local")(lambda request: HttpResponse())
+    assert [local(RequestFactory().get("/")).status_code for _ in range(3)] == [200, 429, 429]
+    assert hits_and_calls(prometheus_registry) == (0, 0)
 
 
 def test_labels_hold_no_identity_and_no_path(prometheus_registry):

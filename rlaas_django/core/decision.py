@@ -54,6 +54,7 @@ class Decision:
     outcomes: tuple[Outcome, ...]  # the result of each policy
     receipts: list[Any]  # what `refund` needs; popped from here, so that it is refunded once
     latency: float | None  # seconds that the call to Redis took; None unless an observer wants it measured
+    is_cached = False  # whether it is a refusal repeated from memory
 
     def __init__(self, allowed: bool, outcomes: tuple[Outcome, ...], receipts: list[Any] | None = None) -> None:
         self.allowed, self.outcomes, self.receipts = allowed, outcomes, [] if receipts is None else receipts

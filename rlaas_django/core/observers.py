@@ -30,6 +30,7 @@ class Observation(NamedTuple):
     user_agent: str = ""  # likewise
     latencies: tuple[float, ...] = ()  # seconds per call to Redis; measured only if an observer asks for it
     is_continued: bool = False  # the request was observed before, and other limits were checked since
+    is_cached: bool = False  # a refusal was repeated from memory
 
     @property
     def result(self) -> str:
@@ -96,6 +97,6 @@ def observe(decision: Decision, source: str) -> None:
         return
     latencies = (decision.latency,) if measures_latency and decision.latency is not None else ()
     refusal = None if decision.allowed else decision
-    observation = Observation(decision, refusal, source[:MAX_TEXT], latencies=latencies)
+    observation = Observation(decision, refusal, source[:MAX_TEXT], latencies=latencies, is_cached=decision.is_cached)
     for observer in [*observers]:
         observer(observation)

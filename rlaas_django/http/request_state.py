@@ -112,6 +112,7 @@ class RequestState:
             request.META.get("HTTP_USER_AGENT", "")[:MAX_TEXT] if exceeded else "",  # `headers` reads all of META
             latencies,
             is_continued=observed > 0,
+            is_cached=exceeded and any(each.is_cached for each, _ in self.checked[observed:]),
         )
         for observer in [*observers.observers]:
             observer(observation)

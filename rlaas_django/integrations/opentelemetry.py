@@ -45,7 +45,7 @@ class Recorder:
         for seconds in observation.latencies:
             self.latency.record(seconds)
         result = observation.result
-        if result == REFUSED and not observation.latencies:
+        if result == REFUSED and observation.is_cached:
             self.cached.add(1)
         for outcome, each in observation.results():
             self.decisions.add(1, {"policy": outcome.policy.name, "result": each})

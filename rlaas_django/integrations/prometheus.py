@@ -71,7 +71,7 @@ class Recorder:
         for seconds in observation.latencies:
             self.latency.observe(seconds)
         result = observation.result
-        if result == REFUSED and not observation.latencies:
+        if result == REFUSED and observation.is_cached:
             self.cached.inc()
         if self.decisions is None:
             return

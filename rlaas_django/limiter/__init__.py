@@ -226,6 +226,8 @@ def _settle(check: Check, result: Decision | UnavailableError, started: float) -
     """Return a decision that one of several calls gave, or the one without Redis."""
     if isinstance(result, UnavailableError):
         return fallback.decide_all(check)
+    if observers.measures_latency:
+        result.latency = monotonic() - started
     if not result.allowed and check.charge:
         check.policy_set.refusals.store(check, result, started)
     return result

@@ -264,9 +264,9 @@ class ReplyDecision(Decision):
                 return False
         return True
 
-    def after(self, seconds: float) -> ReplyDecision:
+    def after(self, seconds: float) -> CachedRefusal:
         """Return this refusal, which is a new one, as it is some seconds later."""
-        later: ReplyDecision = ReplyDecision()
+        later: CachedRefusal = CachedRefusal()
         later.check, later.reply, later.index = self.check, self.reply, self.index
         later.age, later.made_outcomes = seconds, ()
         later.allowed, later.degraded, later.latency, later.receipts = False, False, None, []
@@ -275,6 +275,13 @@ class ReplyDecision(Decision):
         later.reset_after = max(0.0, self.reset_after - seconds)
         later.ttl = self.check.policy_set.ttls[self.index] or _left_of_window(self.policy, self.reply[0], seconds)
         return later
+
+
+class CachedRefusal(ReplyDecision):
+    """A refusal repeated from memory, without a call to Redis."""
+
+    __slots__ = ()
+    is_cached = True
 
 
 def _left_of_window(policy: Policy, at: int, age: float) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..backend import UnavailableError
+from ..core import observers
 from ..core.decision import Decision, Outcome
 from . import fallback
 from .compiled import Check
@@ -24,7 +25,8 @@ class SlotCheck:
         self.receipts: list[Any] = []
         self._outcomes: dict[str, Outcome] = {}  # by policy
         self._undecided: list[int] = []
-        self._deadline = time.monotonic() + policy_set.topology.timeout
+        self._started = time.monotonic()
+        self._deadline = self._started + policy_set.topology.timeout
 
     def part(self, group: Sequence[int]) -> Check | None:
         """Return the check of one slot; None when unreachable slots have used up the time of all."""
@@ -56,4 +58,7 @@ class SlotCheck:
 
     def decision(self) -> Decision:
         ordered = tuple([self._outcomes[policy.name] for policy in self.check.policy_set.policies])
-        return Decision(self.allowed, ordered, self.receipts)
+        decision = Decision(self.allowed, ordered, self.receipts)
+        if observers.measures_latency and self.error is None:
+            decision.latency = time.monotonic() - self._started
+        return decision

@@ -21,25 +21,31 @@ def policy_name(view_name: str, ending: str) -> str:
 
 def view_name(view: Any) -> str:
     """Return the dotted name of a view, whichever way it is decorated."""
-    owner, method = owner_of(view)
-    if owner is not None:
-        return _class_name(type(owner)) + ("" if method == "dispatch" else f".{method}")
-    if (view_class := getattr(view, "view_class", getattr(view, "cls", None))) is not None:  # what as_view() made
-        return _class_name(view_class)
-    named = view.func if isinstance(view, functools.partial) else view
-    return f"{named.__module__}.{getattr(named, '__qualname__', type(named).__qualname__)}"
+    view_class, method, function = _made_of(view)
+    if view_class is not None:
+        return _class_name(view_class) + (f".{method}" if method else "")
+    return f"{function.__module__}.{_qualname(function)}"
 
 
 def view_label(view: Any) -> str:
     """Return what clients see of a view's name: of `shop.views.Cart.post` it is `Cart-post`, never a Python path."""
+    view_class, method, function = _made_of(view)
+    if view_class is not None:
+        return view_class.__name__ + (f"-{method}" if method else "")
+    return _qualname(function).rpartition("<locals>.")[2].replace(".", "-")
+
+
+def _made_of(view: Any) -> tuple[type | None, str, Any]:
+    """Return the class of a view, and the method if it is only that one; or without a class the function."""
     owner, method = owner_of(view)
     if owner is not None:
-        return type(owner).__name__ + ("" if method == "dispatch" else f"-{method}")
-    if (view_class := getattr(view, "view_class", getattr(view, "cls", None))) is not None:
-        return str(view_class.__name__)
-    named = view.func if isinstance(view, functools.partial) else view
-    name = getattr(named, "__qualname__", type(named).__qualname__)
-    return str(name).rpartition("<locals>.")[2].replace(".", "-")
+        return type(owner), "" if method == "dispatch" else method, None
+    view_class = getattr(view, "view_class", getattr(view, "cls", None))  # of what as_view() made
+    return view_class, "", view.func if isinstance(view, functools.partial) else view
+
+
+def _qualname(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def _class_name(view: type) -> str:

@@ -10,10 +10,17 @@ from collections.abc import Iterator
 import pytest
 
 from . import conf
-from .core.clock import Clock
-from .testing import rate_limit_clock, reset_all
+from .core.clock import Clock, frozen_clock
+from .testing import reset_all
 
 __all__ = ["rate_limit_clock", "rate_limits", "rate_limits_disabled"]
+
+
+@pytest.fixture
+def rate_limit_clock() -> Iterator[Clock]:
+    """The frozen clock, at the present, for the length of a test."""
+    with frozen_clock() as frozen:
+        yield frozen
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ With pytest, the plugin `rlaas_django.pytest_plugin` has fixtures that use these
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 from django.http.response import HttpResponseBase
@@ -118,16 +117,3 @@ def embedded_redis() -> dict[str, Any]:
             }
         },
     }
-
-
-try:
-    import pytest
-except ImportError:
-    pass
-else:
-
-    @pytest.fixture
-    def rate_limit_clock() -> Iterator[Clock]:
-        """The frozen clock, at the present, for the length of a test."""
-        with frozen_clock() as frozen:
-            yield frozen

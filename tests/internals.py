@@ -70,7 +70,6 @@ from rlaas_django.service import auth as service_auth
 from rlaas_django.service import urls as service_urls
 from rlaas_django.service.parsing import FIELDS
 from rlaas_django.stats import background, recorder
-from rlaas_django.stats.background import paused as paused_background
 from rlaas_django.stats.background import run as run_background_jobs
 from rlaas_django.stats.reader import minutes as read_minutes
 from rlaas_django.stats.reader import refusals as read_refusals
@@ -215,6 +214,11 @@ def wrap_client(client):
 def have_no_background_thread() -> None:
     """Have no thread write statistics, until the next reset: tests count the commands and connections of decisions."""
     background.state.pid, background.state.last_round = os.getpid(), math.inf
+
+
+def paused_background() -> threading.Lock:
+    """Return a lock that lets no round of the background thread run while it is held."""
+    return background.state.round_lock
 
 
 def circuit_breaker() -> CircuitBreaker:

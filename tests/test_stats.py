@@ -414,7 +414,7 @@ class TestBackground:
         assert last_minutes("p").allowed == 61
 
     def test_a_fork_does_not_write_what_its_parent_recorded(self):
-        with background.paused():
+        with background.state.round_lock:
             send(Policy("p", "100/m", key="ip"), 5)
             worker = multiprocessing.get_context("fork").Process(target=_send_and_exit, args=(1,))
             worker.start()

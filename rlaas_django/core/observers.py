@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .decision import Decision, Outcome
 
 # Results: of a decision one of the first four, of a policy in it one of all.
-RESULTS = ALLOWED, REFUSED, OVER, DEGRADED, OTHER = "allowed", "refused", "over", "degraded", "other"
+ALLOWED, REFUSED, OVER, DEGRADED, OTHER = "allowed", "refused", "over", "degraded", "other"
 
 REQUEST, CODE = "request", "code"  # sources: a view or the middleware; `check()` without a label of the caller's
 MAX_METHOD, MAX_TEXT = 16, 300  # characters of a request's method, and of its path and its user agent

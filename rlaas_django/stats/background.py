@@ -61,11 +61,6 @@ def run(wait: float = 0) -> None:
     _run_jobs([networks.refresh, recorder.flush, restore_lost_overrides], wait)
 
 
-def paused() -> threading.Lock:
-    """Return a lock that lets no round run while it is held; for tests that count commands or records."""
-    return state.round_lock
-
-
 def restore_lost_overrides() -> None:
     """Write to Redis what it lacks of the overrides in the database.
 

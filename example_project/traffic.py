@@ -37,9 +37,9 @@ def generate(users: list[int]) -> None:
 
 def _moments(chance: random.Random, users: list[int]) -> Iterator[tuple[float, Observation]]:
     limited = [
-        (limits.name, policy)
-        for limits in registry.limits_in_use()
-        for policy in map(_policy, limits.policies)
+        (view.name, policy)
+        for view in registry.limited_views()
+        for policy in map(_policy, view.policies)
         if isinstance(policy.rate, Rate) and not policy.shadow
     ]
     now = time.time()

@@ -19,7 +19,7 @@ from .core.keys import key_kind
 from .core.policy import DEFAULT, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, TOKEN_BUCKET, Policy, Rate, nearest
 from .core.request_options import cost_problem
 from .http.site_functions import site_function
-from .http.unknown_users import rules_counted_by_address, views_counted_by_address
+from .http.unknown_users import BY_USER, rules_counted_by_address
 from .middleware import RateLimitMiddleware
 
 OURS = "rlaas_django.middleware.RateLimitMiddleware"
@@ -181,7 +181,7 @@ def _middleware(config: conf.Config) -> Iterator[Problem]:
             yield Problem("W007", message, "Add it to MIDDLEWARE, below AuthenticationMiddleware.")
         return
     ruled = {name for rule in config.rules for name in rule.policies} if config.rules else {DEFAULT}
-    by_user = sorted(name for name in ruled if config.policies[name].key in ("user", "user_or_ip"))
+    by_user = sorted(name for name in ruled if config.policies[name].key in BY_USER)
     users = "AuthenticationMiddleware"
     if by_user and any(name.endswith(users) for name in names[at:]):
         listed = ", ".join(map(repr, by_user))
@@ -214,24 +214,20 @@ def _decorated_views(config: conf.Config) -> Iterator[Problem]:
     """Views are looked at once the URLs have imported them."""
     with contextlib.suppress(Exception):  # Django's own checks tell what is wrong with the URLs
         _ = get_resolver().url_patterns
-    uses = sorted(registry.limits_in_use(), key=lambda limits: limits.name)
-    yield from _definitions(uses, config)
-    yield from _shared_names(uses)
-    for name, view in views_counted_by_address(config):
-        message = f"{view} is limited by user under {name!r} before its framework has authenticated the user"
-        hint = "Put @rate_limit below the other decorators, next to the view of the framework."
-        yield Problem("W013", f"{message}: its clients count by address.", hint)
-    for limits in uses:
-        known = [config.policies.get(each) if isinstance(each, str) else each for each in limits.policies]
-        for policy in (each for each in (*known, *limits.unnamed) if each is not None):
-            yield from _applied(limits.name, policy, limits.options.get("cost", 1), config)
-        yield from _functions(limits.name, limits.options)
+    views = sorted(registry.limited_views(), key=lambda view: view.name)
+    yield from _definitions(views, config)
+    yield from _shared_names(views)
+    for view in views:
+        known = [config.policies.get(each) if isinstance(each, str) else each for each in view.policies]
+        for policy in (each for each in (*known, *view.unnamed) if each is not None):
+            yield from _applied(view, policy, config)
+        yield from _functions(view.name, view.options)
 
 
-def _definitions(uses: list[registry.Limits], config: conf.Config) -> Iterator[Problem]:
+def _definitions(views: list[registry.LimitedView], config: conf.Config) -> Iterator[Problem]:
     """Report policies that do not exist, or that have two definitions."""
     defined: dict[str, Policy] = dict(config.policies)
-    for view, policy in ((limits.name, policy) for limits in uses for policy in sorted(limits.policies, key=str)):
+    for name, policy in ((view.name, policy) for view in views for policy in sorted(view.policies, key=str)):
         if isinstance(policy, Policy):
             if policy.name not in defined:
                 yield from _large_log(policy, config)
@@ -239,23 +235,23 @@ def _definitions(uses: list[registry.Limits], config: conf.Config) -> Iterator[P
             if defined.setdefault(policy.name, policy) != policy:
                 yield Problem(
                     "E012",
-                    f"{view} defines policy {policy.name!r}, which is defined otherwise elsewhere; "
+                    f"{name} defines policy {policy.name!r}, which is defined otherwise elsewhere; "
                     "a policy's name is its counter.",
                     "Give one of them another name, or another group.",
                 )
         elif policy not in config.policies:
             yield Problem(
                 "E013",
-                f"{view} is limited by policy {policy!r}, which RATE_LIMITER['POLICIES'] does not have"
+                f"{name} is limited by policy {policy!r}, which RATE_LIMITER['POLICIES'] does not have"
                 f"{nearest(policy, config.policies)}",
             )
 
 
-def _shared_names(uses: list[registry.Limits]) -> Iterator[Problem]:
-    views: defaultdict[str, set[int]] = defaultdict(set)
-    for limits in uses:
-        views[limits.name] |= limits.views
-    for name, sharing in views.items():
+def _shared_names(views: list[registry.LimitedView]) -> Iterator[Problem]:
+    ids: defaultdict[str, set[int]] = defaultdict(set)
+    for view in views:
+        ids[view.name] |= view.views
+    for name, sharing in ids.items():
         if len(sharing) > 1:
             yield Problem(
                 "W012",
@@ -264,14 +260,18 @@ def _shared_names(uses: list[registry.Limits]) -> Iterator[Problem]:
             )
 
 
-def _applied(view: str, policy: Policy, cost: Any, config: conf.Config) -> Iterator[Problem]:
-    """Report what works under other settings, or under another policy of that name."""
+def _applied(view: registry.LimitedView, policy: Policy, config: conf.Config) -> Iterator[Problem]:
+    """Report what works under other settings, under another policy of that name, or below other decorators."""
     algo = policy.algo or config.algo
     if policy.burst is not None and algo != TOKEN_BUCKET:
-        message = f"{view}: burst goes with {TOKEN_BUCKET!r}, and RATE_LIMITER['USE_ALGO'] is {algo!r}."
+        message = f"{view.name}: burst goes with {TOKEN_BUCKET!r}, and RATE_LIMITER['USE_ALGO'] is {algo!r}."
         yield Problem("E014", message, f"Write algo={TOKEN_BUCKET!r}, or leave burst out.")
-    elif problem := cost_problem(cost, policy, algo):
-        yield Problem("E015", f"{view}, under policy {policy.name!r} ({policy.rate}): {problem}")
+    elif problem := cost_problem(view.options.get("cost", 1), policy, algo):
+        yield Problem("E015", f"{view.name}, under policy {policy.name!r} ({policy.rate}): {problem}")
+    if view.before_authentication and policy.key in BY_USER:
+        message = f"{view.name} is limited by user under {policy.name!r}, before its framework has authenticated users"
+        hint = "Put @rate_limit below the other decorators, next to the view of the framework."
+        yield Problem("W013", f"{message}: its clients count by address.", hint)
 
 
 def _service(config: conf.Config) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ from . import conf
 from .core import registry
 from .core.decision import Decision
 from .core.policy import DEFAULT, NAME, RATE_FORMS, KeyFunction, Policy, PolicyError, Rate, RateLike
-from .core.registry import Limits as LimitsInUse
+from .core.registry import LimitedView
 from .core.request_options import check_cost, check_function, cost_problem, parse_methods
 from .http.api_views import can_defer, is_api_view, runner_of, runner_of_dispatch, take_deferred
 from .http.limits import Limits, decorated
@@ -183,18 +183,18 @@ class RateLimit:
         limited.rate_limited_by = (*getattr(view, "rate_limited_by", ()), self)
         return limited  # type: ignore[no-any-return]
 
-    def limits(self) -> list[LimitsInUse]:
+    def limits(self) -> list[LimitedView]:
         """Return the views with their policies, for the registry."""
         if self.views:
             seen = {} if self.group or self.named == self.rates else self._seen
             early = self._before_authentication
             return [
-                LimitsInUse(name, limits.policies, self.applied, (), frozenset(seen.get(name, ())), name in early)
+                LimitedView(name, limits.policies, self.applied, (), frozenset(seen.get(name, ())), name in early)
                 for name, limits in self.views.items()
             ]
         # method_decorator shows the view with its first request.
         unnamed = tuple(each for each in self._provisional if isinstance(each, Policy) and each not in self.named)
-        return [LimitsInUse("A method", self.named, self.applied, unnamed)]
+        return [LimitedView("A method", self.named, self.applied, unnamed)]
 
     def limits_for(self, view: Any) -> Limits:
         """Return the limits of a view; they are kept, because method_decorator decorates anew for each request."""

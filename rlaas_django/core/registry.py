@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from .policy import Policy
 
 
-class Limits(NamedTuple):
-    """What limits one view."""
+class LimitedView(NamedTuple):
+    """What limits one view or throttle."""
 
-    name: str  # of the view
+    name: str  # of the view or throttle
     policies: tuple[str | Policy, ...]
     options: Mapping[str, Any]  # `cost`, `charge_when`, `response`, as they are written
     unnamed: tuple[Policy, ...] = ()  # of a view that is not known yet, so that they have no name of their own
@@ -43,8 +43,9 @@ def add_adapter_policy(policy: Policy) -> Policy:
     return policy
 
 
-def limits_in_use() -> Iterator[Limits]:
+def limited_views() -> Iterator[LimitedView]:
+    """Yield what limits each view and throttle of this process."""
     for source in list(sources):
         yield from source.limits()
     for policy in list(adapter_policies.values()):
-        yield Limits("An adapter", (policy,), {})
+        yield LimitedView("An adapter", (policy,), {})

@@ -30,9 +30,9 @@ class PolicyLimits:
         self._names = set(map(str, self._limits.policies))
         registry.sources.add(self)
 
-    def limits(self) -> list[registry.Limits]:
+    def limits(self) -> list[registry.LimitedView]:
         """Return them for the registry."""
-        return [registry.Limits(self.name, self._limits.policies, {})]
+        return [registry.LimitedView(self.name, self._limits.policies, {})]
 
     def plan(self, request: Any, planned: Container[str]) -> Plan | None:
         """Return what to check: those that are not planned or checked already; None if none is left."""

@@ -1,4 +1,4 @@
-"""Limits by user that are checked before a framework has authenticated the user, for the system checks."""
+"""Middleware rules by user that are checked before a framework has authenticated the user, for the system checks."""
 
 from __future__ import annotations
 
@@ -10,22 +10,11 @@ from typing import Any
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from .. import conf
-from ..core import registry
 from ..core.policy import DEFAULT
 from .api_views import is_api_view
 
 BY_USER = ("user", "user_or_ip")
 SESSION = ("SessionAuthentication", "SessionAuth")  # whose user Django's middleware knows
-
-
-def views_counted_by_address(config: conf.Config) -> Iterator[tuple[str, str]]:
-    """Yield policies, and views with a decorator that is above others around an API view."""
-    for limits in registry.limits_in_use():
-        if limits.before_authentication:
-            policies = [config.policies.get(each) if isinstance(each, str) else each for each in limits.policies]
-            for policy in policies:
-                if policy is not None and policy.key in BY_USER:
-                    yield policy.name, limits.name
 
 
 def rules_counted_by_address(config: conf.Config) -> Iterator[tuple[str, str, str]]:

@@ -102,7 +102,7 @@ process.on_fork(definitions.reset)
 def of_this_process() -> dict[str, Policy]:
     """Return the policies of the settings and of decorated views in this process, by name."""
     found = dict(conf.config().policies)
-    for policy in (policy for limits in registry.limits_in_use() for policy in limits.policies):
+    for policy in (policy for view in registry.limited_views() for policy in view.policies):
         if isinstance(policy, Policy):
             found.setdefault(policy.name, policy)
     return found

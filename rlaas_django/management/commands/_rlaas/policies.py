@@ -47,8 +47,8 @@ def rows() -> Iterator[dict[str, Any]]:
     ]
     if not config.rules and MIDDLEWARE in conf.middleware():
         uses = [("rule /", DEFAULT)]
-    for limits in sorted(registry.limits_in_use(), key=lambda each: each.name):
-        uses += [(limits.name, policy) for policy in limits.policies]
+    for view in sorted(registry.limited_views(), key=lambda each: each.name):
+        uses += [(view.name, policy) for policy in view.policies]
     for where, used in uses:
         yield _row(where, str(used), used if isinstance(used, Policy) else every.get(used))
     for name in sorted(set(every) - {str(used) for _, used in uses}):

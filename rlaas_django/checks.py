@@ -17,7 +17,7 @@ from .conf import Problem
 from .core import registry
 from .core.keys import key_kind
 from .core.policy import DEFAULT, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, TOKEN_BUCKET, Policy, Rate, nearest
-from .core.request_options import cost_problem
+from .core.request_options import RequestOptions, cost_problem
 from .http.site_functions import site_function
 from .http.unknown_users import BY_USER, rules_counted_by_address
 from .middleware import RateLimitMiddleware
@@ -121,7 +121,10 @@ def _policies(config: conf.Config) -> Iterator[Problem]:
     for name, options in config.request_options.items():
         yield from _functions(f"Policy {name!r}", options._asdict())
     for i, rule in enumerate(config.rules):
-        yield from _functions(f"RATE_LIMITER['MIDDLEWARE'][{i}]", {"cost": rule.cost, "charge_when": rule.charge_when})
+        where = f"RATE_LIMITER['MIDDLEWARE'][{i}]"
+        yield from _functions(where, {"cost": rule.cost, "charge_when": rule.charge_when})
+        for name in rule.policies:
+            yield from _methods(where, rule.methods, name, config)
 
 
 def _key(policy: Policy) -> Iterator[Problem]:
@@ -143,6 +146,18 @@ def _function(name: str, function: Any) -> Iterator[Problem]:
             yield Problem("E011", f"{name} {function!r} is not a callable.")
     except ImportError as error:
         yield Problem("E011", f"{name} {function!r} cannot be imported: {error}")
+
+
+def _methods(where: str, methods: frozenset[str] | None, policy: str, config: conf.Config) -> Iterator[Problem]:
+    """Report methods of a rule or a decorator of which the policy limits none."""
+    options = config.request_options.get(policy, RequestOptions())
+    if methods and options.methods and methods.isdisjoint(options.methods):
+        ours, others = (", ".join(sorted(each)) for each in (methods, options.methods))
+        yield Problem(
+            "E016",
+            f"{where} applies policy {policy!r} to {ours}, but the policy applies to {others} only: it limits nothing.",
+            "Where both set a method, only the methods in both are limited: leave it out of one, or write the same.",
+        )
 
 
 def _large_log(policy: Policy, config: conf.Config) -> Iterator[Problem]:
@@ -221,6 +236,8 @@ def _decorated_views(config: conf.Config) -> Iterator[Problem]:
         known = [config.policies.get(each) if isinstance(each, str) else each for each in view.policies]
         for policy in (each for each in (*known, *view.unnamed) if each is not None):
             yield from _applied(view, policy, config)
+        for name in (each for each in view.policies if isinstance(each, str)):
+            yield from _methods(view.name, view.options.get("methods"), name, config)
         yield from _functions(view.name, view.options)
 
 
@@ -266,7 +283,7 @@ def _applied(view: registry.LimitedView, policy: Policy, config: conf.Config) ->
     if policy.burst is not None and algo != TOKEN_BUCKET:
         message = f"{view.name}: burst goes with {TOKEN_BUCKET!r}, and RATE_LIMITER['USE_ALGO'] is {algo!r}."
         yield Problem("E014", message, f"Write algo={TOKEN_BUCKET!r}, or leave burst out.")
-    elif problem := cost_problem(view.options.get("cost", 1), policy, algo):
+    elif problem := cost_problem(view.options.get("cost"), policy, algo):
         yield Problem("E015", f"{view.name}, under policy {policy.name!r} ({policy.rate}): {problem}")
     if view.before_authentication and policy.key in BY_USER:
         message = f"{view.name} is limited by user under {policy.name!r}, before its framework has authenticated users"

@@ -49,6 +49,7 @@ DEFAULTS: dict[str, Any] = {
 }
 SERVICE_OPTIONS = ("TOKENS", "AUTHENTICATE")
 POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow", "label", *REQUEST_OPTIONS)
+NO_OPTIONS = RequestOptions(), RequestOptions(cost=1)
 HEADER_FAMILIES = ("RateLimit", "X-RateLimit")
 REDIS_BACKENDS = (
     "django_redis.cache.RedisCache, django.core.cache.backends.redis.RedisCache or django_valkey.cache.ValkeyCache"
@@ -238,7 +239,7 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
         local_share=options["LOCAL_SHARE"],
         local_identities=options["LOCAL_IDENTITIES"],
         policies=policies,
-        request_options={name: each for name, (_, each) in defined.items() if each != RequestOptions()},
+        request_options={name: each for name, (_, each) in defined.items() if each not in NO_OPTIONS},
         rules=rules,
         proxies=proxies,
         proxy_headers=PROXY_HEADERS[options["PROXY_HEADER"]],

@@ -43,7 +43,7 @@ def rate_limit(
     rate: RateLike | Callable[[Any], RateLike | None] | None = None,
     key: str | KeyFunction | None = None,
     method: str | Iterable[str] | None = None,
-    cost: int | Callable[[Any], int] | str = 1,
+    cost: int | Callable[[Any], int] | str | None = None,
     group: str | None = None,
     label: str | None = None,
     algo: str | None = None,
@@ -60,7 +60,7 @@ def rate_limit(
     rate: RateLike | Callable[[Any], RateLike | None] | None = None,
     key: str | KeyFunction | None = None,
     method: str | Iterable[str] | None = None,
-    cost: int | Callable[[Any], int] | str = 1,
+    cost: int | Callable[[Any], int] | str | None = None,
     group: str | None = None,
     label: str | None = None,
     algo: str | None = None,
@@ -129,7 +129,14 @@ def rate_limit_exempt(view: ViewT) -> ViewT:
     return exempt  # type: ignore[no-any-return]
 
 
-_DEFAULTS = {"cost": 1, "methods": None, "block": True, "response": None, "charge_when": None, "charge_on_error": True}
+_DEFAULTS = {
+    "cost": None,
+    "methods": None,
+    "block": True,
+    "response": None,
+    "charge_when": None,
+    "charge_on_error": True,
+}
 
 
 def _bare(function: View) -> View:
@@ -255,7 +262,8 @@ def _check_options(texts: Options, applied: Options) -> None:
     for option in ("block", "charge_on_error"):
         if type(applied[option]) is not bool:
             raise PolicyError(f"{option} {applied[option]!r} is not True or False.")
-    check_cost(applied["cost"])
+    if applied["cost"] is not None:
+        check_cost(applied["cost"])
     if applied["charge_when"] is not None:
         check_function("charge_when", applied["charge_when"])
     if applied["response"] is not None:

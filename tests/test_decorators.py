@@ -1214,7 +1214,7 @@ def test_a_mistake_is_an_error_at_import(arguments, options, text):
     assert text in str(caught.value)
 
 
-@pytest.mark.parametrize("cost", [-1, "1", 1.5, None, True])
+@pytest.mark.parametrize("cost", [-1, "1", 1.5, True])
 def test_an_invalid_cost_is_an_error_at_import(cost):
     with pytest.raises(PolicyError, match="cost"):
         rate_limit("5/m", cost=cost)

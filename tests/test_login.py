@@ -409,6 +409,17 @@ def test_the_options_of_a_view_go_before_those_of_its_policies(site, configure):
     assert charged("p") == 3
 
 
+@pytest.mark.parametrize("use", ["decorator", "rule"])
+def test_an_explicit_cost_of_1_overrides_the_cost_of_the_policy(site, configure, use):
+    rules = [{"policies": ["p"], "cost": 1}] if use == "rule" else []
+    view = site.view(answer)
+    site.serve(view if rules else rate_limit("p", cost=1)(view), middleware=[OURS] if rules else [])
+    for _ in range(2):  # also after the settings have changed
+        configure(POLICIES={"p": {"rate": "9/h", "key": "ip", "cost": 5}}, MIDDLEWARE=rules)
+        site.get()
+    assert charged("p") == 2
+
+
 @both_ways
 def test_policies_with_different_options_are_decided_one_inside_the_other(site, configure):
     policies = {
@@ -434,7 +445,9 @@ def test_the_options_follow_the_settings(site, configure):
     site.get()
     configure(POLICIES={"p": {"rate": "9/h", "key": "ip"}})
     site.get()
-    assert charged("p") == 6
+    configure(POLICIES={"p": {"rate": "9/h", "key": "ip", "cost": 2}})
+    site.get()
+    assert charged("p") == 8
 
 
 def test_a_rule_and_a_decorator_name_a_policy_with_options_once(site, configure):

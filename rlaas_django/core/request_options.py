@@ -16,22 +16,22 @@ OPTIONS = ("method", "cost", "charge_when")
 class RequestOptions(NamedTuple):
     """What a policy of the settings, a rule or a decorator says about requests."""
 
-    cost: Any = 1  # or a function of the request, or its dotted path
+    cost: Any = None  # a whole number, a function of the request, or its dotted path; None: 1
     methods: frozenset[str] | None = None  # None: all
     charge_when: Any = None  # a function of the response, or its dotted path
 
     def over(self, other: RequestOptions) -> RequestOptions:
-        """Return these options, and the other ones where these are not set; methods have to be in both."""
+        """Return these options, and the other ones where these are not set; where both set methods, those in both."""
         methods = other.methods if self.methods is None else self.methods & (other.methods or self.methods)
-        return RequestOptions(
-            other.cost if self.cost == 1 else self.cost, methods, self.charge_when or other.charge_when
-        )
+        cost = next((each for each in (self.cost, other.cost) if each is not None), 1)
+        return RequestOptions(cost, methods, self.charge_when or other.charge_when)
 
 
 def parse_options(options: Mapping[str, Any]) -> RequestOptions:
     """Parse the options of an entry in the settings."""
-    method, cost, charge_when = options.get("method"), options.get("cost", 1), options.get("charge_when")
-    check_cost(cost)
+    method, cost, charge_when = options.get("method"), options.get("cost"), options.get("charge_when")
+    if cost is not None:
+        check_cost(cost)
     if charge_when is not None:
         check_function("charge_when", charge_when)
     return RequestOptions(cost, None if method is None else parse_methods(method), charge_when)

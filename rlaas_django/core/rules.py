@@ -22,8 +22,8 @@ class Rule:
     regex: re.Pattern[str] | None
     methods: frozenset[str] | None
     policies: tuple[str, ...]  # empty: exempt
-    cost: Any = 1  # or a function of the request, or its dotted path
-    charge_when: Any = None  # a function of the response, or its dotted path
+    cost: Any = None  # as in RequestOptions, and so is `charge_when`
+    charge_when: Any = None
 
     @property
     def _matches_all_paths(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -44,7 +44,7 @@ class Limits:
     """What a decorator or a rule of the middleware applies to a request."""
 
     policies: tuple[str | Policy, ...]
-    cost: Any = 1  # or a function of the request, or its dotted path
+    cost: Any = None  # a whole number, a function of the request, or its dotted path; None: 1, or the policy's
     methods: frozenset[str] | None = None
     block: bool = True
     response: Respond | None = None  # or a dotted path, as `charge_when`, until they are prepared
@@ -52,8 +52,12 @@ class Limits:
     charge_on_error: bool = True
     before_view: bool = True  # False for rules of the middleware: other middleware runs between them and the view
     with_options: bool = True  # whether the options that the settings give a policy apply
+    own_cost: Any = field(init=False)  # None where `cost` is 1 only because none was given
 
     def __post_init__(self) -> None:
+        self.own_cost = self.cost
+        if self.cost is None:
+            self.cost = 1
         if self.charge_when is not None or not self.charge_on_error:
             registry.refundable.update(str(policy) for policy in self.policies)
 
@@ -75,11 +79,11 @@ class Limits:
         """Return these limits, or where policies have options of their own, limits for each set of options."""
         if not self.with_options or options_of.keys().isdisjoint(map(str, self.policies)):
             return [self]
-        own = RequestOptions(self.cost, self.methods, self.charge_when)
+        own = RequestOptions(self.own_cost, self.methods, self.charge_when)
         parts: list[tuple[RequestOptions, list[str | Policy]]] = []
         for policy in self.policies:
             named = options_of.get(policy) if isinstance(policy, str) else None
-            options = own if named is None else own.over(named)
+            options = own.over(named or RequestOptions())
             part = next((policies for each, policies in parts if each == options), None)
             if part is None:
                 parts.append((options, [policy]))

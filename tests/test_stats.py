@@ -11,10 +11,11 @@ import time
 from collections import deque
 
 import pytest
+from django.db import connections
 from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory, override_settings
 
-from rlaas_django import Policy, check, rate_limit
+from rlaas_django import Policy, backend, check, rate_limit
 from rlaas_django.core import observers, process
 from rlaas_django.stats import background, reader, recorder, schema
 from rlaas_django.stats.user_agents import classify
@@ -87,6 +88,22 @@ class TestFlush:
         recorder.flush()
         assert last_minutes("p").allowed == 3
         assert last_minutes("q").refused == 3
+
+    @pytest.mark.parametrize(("failing", "dropped"), [(b"{q}", 3), (b"{", 5)])
+    def test_what_cannot_be_written_counts_as_dropped(self, monkeypatch, failing, dropped):
+        """A shard of a Cluster may be unavailable, or a server may have no room."""
+        send(Policy("p", "100/m", key="ip"), 2)
+        send(Policy("q", "2/m", key="ip"), 3)
+        execute = backend.execute
+
+        def fail(where, call, *args, **kwargs):
+            if failing in call.packed:
+                raise backend.UnavailableError("OOM")
+            return execute(where, call, *args, **kwargs)
+
+        monkeypatch.setattr(backend, "execute", fail)
+        recorder.flush()
+        assert recorder.dropped == dropped
 
     def test_what_waits_for_redis_is_bounded(self):
         """A client chooses the path and the method; uvicorn lets 64 kB of them pass."""
@@ -422,10 +439,34 @@ class TestBackground:
         background.run(20)
         assert last_minutes("p").allowed == 6
 
-    def test_a_failing_flush_fails_no_request(self, monkeypatch):
-        monkeypatch.setattr(recorder, "flush", lambda: 1 / 0)
+    def test_a_failing_flush_fails_no_request_and_is_logged(self, monkeypatch, caplog):
+        def flush():
+            raise ValueError("odd")
+
+        monkeypatch.setattr(recorder, "flush", flush)
         background.run(20)
         send(Policy("p", "3/m", key="ip"), 2)
+        (line,) = [record.getMessage() for record in caplog.records if "flush" in record.getMessage()]
+        assert line == "Background job test_stats.flush failed: ValueError('odd')"
+
+    def test_a_flush_that_fails_without_redis_is_not_logged_again(self, monkeypatch, caplog):
+        def flush():
+            raise backend.UnavailableError("closed")
+
+        monkeypatch.setattr(recorder, "flush", flush)
+        background.run(20)
+        assert "flush failed" not in caplog.text
+
+    @pytest.mark.parametrize(("engine", "logged"), [("dummy", False), ("sqlite3", True)])
+    def test_overrides_are_not_restored_where_there_is_no_database(self, monkeypatch, caplog, engine, logged):
+        def fail(*args):
+            raise RuntimeError("no table")
+
+        monkeypatch.setattr("rlaas_django.models.Override.publish_missing", fail)
+        monkeypatch.setitem(connections.settings["default"], "ENGINE", f"django.db.backends.{engine}")
+        monkeypatch.setattr(background.state, "next_comparison", 0.0)
+        background.run(20)
+        assert ("restore_lost_overrides failed" in caplog.text) == logged
 
     @pytest.mark.usefixtures("fresh_thread")
     def test_a_thread_that_cannot_start_fails_no_request(self, monkeypatch):

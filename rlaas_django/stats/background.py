@@ -17,6 +17,7 @@ from collections.abc import Callable
 from django.apps import apps
 from django.db import connections
 
+from .. import backend, log
 from ..core import process
 from ..limiter import networks, overrides
 from . import recorder
@@ -24,6 +25,7 @@ from . import recorder
 INTERVAL = 0.8  # seconds between rounds; a round takes time too, and a second is promised
 STALLED_AFTER = 5.0  # seconds without a round
 RESTORE_INTERVAL = 30.0  # seconds between two restores, and between two comparisons of all overrides with Redis
+NO_DATABASE = "django.db.backends.dummy"  # what Django makes of DATABASES = {}
 EXIT_TIMEOUT = 2.0  # seconds that a process waits at its end for a round in progress
 
 
@@ -70,6 +72,8 @@ def restore_lost_overrides() -> None:
     now = time.monotonic()
     if now < min(state.next_restore, state.next_comparison) or not apps.is_installed("rlaas_django"):
         return
+    if all(each["ENGINE"] == NO_DATABASE for each in connections.settings.values()):
+        return
     is_lost = overrides.is_lost()  # raises while Redis is unavailable: then the comparison stays due
     from ..models import Override  # models need the app registry
 
@@ -84,14 +88,19 @@ def restore_lost_overrides() -> None:
 
 
 def _run_jobs(jobs: list[Callable[[], object]], wait: float = 0) -> None:
-    """Run the jobs unless a round is in progress; a job that fails must fail no request and no other job."""
+    """Run the jobs unless a round is in progress; a job that fails is logged, and fails no request and no other job."""
     lock = state.round_lock
     if not lock.acquire(timeout=wait):
         return
     try:
         for job in jobs:
-            with contextlib.suppress(Exception):
+            try:
                 job()
+            except backend.UnavailableError:
+                pass  # its circuit breaker has logged it
+            except Exception as error:  # noqa: BLE001
+                name = f"{job.__module__.rpartition('.')[2]}.{job.__name__}"
+                log.error("Background job %s failed: %s", name, log.escaped(repr(error)))
     finally:
         state.last_round = time.monotonic()
         lock.release()

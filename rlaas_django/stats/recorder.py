@@ -50,15 +50,20 @@ process.on_fork(reset)
 
 def flush() -> None:
     """Write the pending observations to Redis; they stay pending while Redis is unavailable."""
+    global dropped
     if pending or uneventful:
         backend.run_commands([("EXISTS", schema.refusals_key(SITE))])  # raises while Redis is unavailable
     tallies: dict[str, Tally] = defaultdict(Tally)  # by policy
     add_pending(tallies)  # first: MAX_LIMITS rates are noted per flush, and operators look at those near a limit
     add_uneventful(tallies)
+    failed = 0  # most observations in one tally; others are in several
     for name, tally in tallies.items():
-        with contextlib.suppress(backend.UnavailableError):  # one shard of a Cluster may be unavailable
+        try:
             # One after the other: decisions need not wait until the server has written all of them.
             backend.execute(backend.topology(), tally.call(name))
+        except backend.UnavailableError:  # one shard of a Cluster may be, or the server has no room
+            failed = max(failed, tally.observed)
+    dropped += failed
     with contextlib.suppress(backend.UnavailableError):
         definitions.write()
 
@@ -73,6 +78,11 @@ class Tally:
         self.watched: dict[int, dict[str, float]] = defaultdict(dict)  # hour -> identity -> percent
         self.totals: Counter[str] = Counter()  # by policy and result; of the site only
         self.lines: list[str] = []  # refusals as JSON
+
+    @property
+    def observed(self) -> int:
+        """How many observations are counted here."""
+        return sum(number for (_, result), number in self.counts.items() if result != UNLOGGED)
 
     def log(self, minute: int, line: Callable[[], str], number: int) -> None:
         """List a refusal, or count so many as unlogged where there is no more room."""

@@ -12,8 +12,8 @@ class RlaasDjangoConfig(AppConfig):
     def ready(self) -> None:
         from . import checks, server_checks, stats  # noqa: F401  (registers the checks)
         from .core import observers
-        from .http.responses import SuppressedRefusals, cache_no_figures
+        from .http.responses import SuppressedRefusals, strip_figures_from_cached_pages
 
         observers.add(stats.record, count=stats.count)
-        cache_no_figures()
+        strip_figures_from_cached_pages()
         logging.getLogger("django.request").addFilter(SuppressedRefusals())

@@ -167,7 +167,7 @@ def _large_log(policy: Policy, config: conf.Config) -> Iterator[Problem]:
             "W002",
             f"Policy {policy.name!r} keeps up to {policy.rate.limit} entries per identity in a ZSET: "
             f"about {policy.rate.limit * BYTES_PER_ENTRY:,} MB per million users.",
-            f"{SLIDING_WINDOW_COMPACT!r} gives the same verdicts in a sixtieth of the memory.",
+            f"{SLIDING_WINDOW_COMPACT!r} makes the same decisions in a sixtieth of the memory.",
         )
 
 
@@ -200,13 +200,13 @@ def _middleware(config: conf.Config) -> Iterator[Problem]:
     users = "AuthenticationMiddleware"
     if by_user and any(name.endswith(users) for name in names[at:]):
         listed = ", ".join(map(repr, by_user))
-        message = f"RateLimitMiddleware comes before {users}, so users count by address under {listed}."
+        message = f"RateLimitMiddleware comes before {users}, so users are counted by IP address under {listed}."
         yield Problem("W005", message, f"Put it below django.contrib.auth.middleware.{users} in MIDDLEWARE.")
     with contextlib.suppress(Exception):  # Django's own checks tell what is wrong with the URLs
         for policy, path, how in rules_counted_by_address(config):
             message = f"The middleware limits {path} by user under {policy!r}, before {how} has authenticated the user"
             hint = "Use @rate_limit or a throttle on the view, which know the user; or another key in the rule."
-            yield Problem("W013", f"{message}: its clients count by address.", hint)
+            yield Problem("W013", f"{message}: its clients are counted by IP address.", hint)
 
 
 def _is_ours(middleware: str) -> bool:
@@ -272,7 +272,8 @@ def _shared_names(views: list[registry.LimitedView]) -> Iterator[Problem]:
         if len(sharing) > 1:
             yield Problem(
                 "W012",
-                f"{len(sharing)} views are named {name} and share a counter: lambdas, partials, or of one function.",
+                f"{len(sharing)} views are named {name} and share a counter: they are lambdas, partials, or made by "
+                "the same function.",
                 'Give each a name of its own, such as @rate_limit("5/m", group="search"), or all of them the same.',
             )
 
@@ -288,7 +289,7 @@ def _applied(view: registry.LimitedView, policy: Policy, config: conf.Config) ->
     if view.before_authentication and policy.key in BY_USER:
         message = f"{view.name} is limited by user under {policy.name!r}, before its framework has authenticated users"
         hint = "Put @rate_limit below the other decorators, next to the view of the framework."
-        yield Problem("W013", f"{message}: its clients count by address.", hint)
+        yield Problem("W013", f"{message}: its clients are counted by IP address.", hint)
 
 
 def _service(config: conf.Config) -> Iterator[Problem]:

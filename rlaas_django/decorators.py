@@ -106,7 +106,7 @@ def rate_limit(
 
 
 def rate_limit_exempt(view: ViewT) -> ViewT:
-    """Let no rule of the middleware limit this view. The limits of its own decorators apply.
+    """Exempt a view from every middleware rule. Its own decorators still apply.
 
     >>> @rate_limit_exempt
     >>> def health(request): ...

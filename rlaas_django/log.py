@@ -49,7 +49,7 @@ def admits(level: int) -> bool:
         return False
     admitted, suppressed = _budget.take(int(time.monotonic()), _lines_per_second())
     if suppressed:
-        logger.warning("%d lines were suppressed: RATE_LIMITER['LOG_LINES_PER_SECOND'] was reached.", suppressed)
+        logger.warning("Suppressed %d log lines (RATE_LIMITER['LOG_LINES_PER_SECOND']).", suppressed)
     return admitted
 
 

@@ -19,7 +19,7 @@ from .labels import IdentityLabel, describe, duration, is_encoded
 from .limiter.overrides import in_force
 from .models import Override
 from .stats import reader, schema
-from .stats.policies import known, with_decided_rates
+from .stats.policies import all_policies, with_decided_rates
 from .stats.reader import Counts, total
 from .stats.schema import as_text
 
@@ -82,7 +82,7 @@ def policies() -> dict[str, Policy]:
     """Return every policy by name, with those of all views; the rate may be a function."""
     with suppress(Exception):  # the URLs import the views; Django's own checks tell what is wrong with them
         _ = get_resolver().url_patterns
-    return known()
+    return all_policies()
 
 
 def policy_table(span: str) -> list[PolicyRow]:

@@ -181,7 +181,7 @@ ERRORS = [
 @pytest.mark.parametrize(
     ("option", "remaining", "instead"),
     [
-        ("key", 2, "the address counts"),
+        ("key", 2, "counted by IP address instead"),
         ("rate", 4, "the default policy's rate applies"),
         ("cost", 2, "1 is charged"),
         ("charge_when", 2, "the request stays charged"),

@@ -85,7 +85,7 @@ class TestPolicies:
         check("alice", Policy("job", "5/m", key="ip", algo="token-bucket-algo", burst=9, label="Jobs"))
         check("alice", Policy("keyed", "5/m", key=lambda request: "x"))
         recorder.flush()
-        found = policies.known()
+        found = policies.all_policies()
         assert (str(found["job"].rate), found["job"].burst, found["job"].label) == ("5/m", 9, "Jobs")
         assert panel.key_kind(found["keyed"].key) == "key"
 
@@ -94,8 +94,8 @@ class TestPolicies:
         view(RequestFactory().get("/"))
         recorder.flush()
         monkeypatch.setattr(policies, "of_this_process", dict)
-        assert not isinstance(policies.known()["plan"].rate, policies.Rate)
-        assert panel.PolicyRow(policies.known()["plan"], []).rate == ""
+        assert not isinstance(policies.all_policies()["plan"].rate, policies.Rate)
+        assert panel.PolicyRow(policies.all_policies()["plan"], []).rate == ""
 
     def test_the_number_of_policies_is_bounded(self, monkeypatch, client):
         monkeypatch.setattr(policies, "MAX_POLICIES", 3)
@@ -106,15 +106,15 @@ class TestPolicies:
         definitions.reset()
         check("alice", Policy("job-0", "6/m"))
         recorder.flush()
-        assert str(policies.known()["job-0"].rate) == "6/m"
+        assert str(policies.all_policies()["job-0"].rate) == "6/m"
 
     def test_a_definition_of_another_version_is_left_out(self, client):
         client.hset(policies.POLICIES_KEY, mapping={"odd": '{"rate": "5/m", "new": 1}', "bad": "{"})
         client.expire(policies.POLICIES_KEY, 60)
-        assert not {"odd", "bad"} & {*policies.known()}
+        assert not {"odd", "bad"} & {*policies.all_policies()}
 
     def test_without_redis_those_of_this_process_are_known(self, redis_unavailable):
-        assert [*policies.known()] == [*policies.of_this_process()]
+        assert [*policies.all_policies()] == [*policies.of_this_process()]
 
 
 class TestOverview:

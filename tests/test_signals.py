@@ -280,7 +280,7 @@ def test_at_most_so_many_lines_a_second_with_a_count_of_what_was_left_out(site, 
     next_second()
     site.get()
     following = lines()[3:]
-    assert [line for line in following if re.search(r"\b7 lines were suppressed", line)]
+    assert [line for line in following if re.search(r"Suppressed 7 log lines", line)]
     assert following[-1].startswith("refused")
 
 

@@ -94,7 +94,10 @@ class Limits:
 
     @property
     def joinable(self) -> bool:
-        """Whether other limits can be decided in the same call: all of them are charged, or refused in the same way."""
+        """Whether other limits can be decided in the same call.
+
+        These block, with the default response, and are never refunded.
+        """
         plain = self.block and self.response is None and self.charge_when is None and self.charge_on_error
         if not plain or not self.policies:
             return False

@@ -100,8 +100,8 @@ def _preferred(accept: str, offered: tuple[str, ...]) -> str | None:
         return None
 
 
-def cache_no_figures() -> None:
-    """Leave the figures, which are one client's, out of pickled responses: so Django's cache keeps a page for all."""
+def strip_figures_from_cached_pages() -> None:
+    """Leave the figures, which are one client's, out of pickled responses, such as the pages in Django's cache."""
     copyreg.pickle(ResponseHeaders, _without_figures)
 
 

@@ -1,4 +1,4 @@
-"""The site's functions: imported by their dotted path, and called so that a mistake in one costs no request.
+"""The site's functions: imported by their dotted path, and called so that an error in one never fails the request.
 
 A function that raises, or returns what it should not, is logged; then the stricter of what is left applies: the address
 instead of a key, the default policy's rate instead of a rate, 1 instead of a cost (or the most that the algorithm
@@ -20,6 +20,8 @@ from ..core.keys import Name
 from ..core.policy import DEFAULT, MAX_COST, KeyFunction, Policy, PolicyError, Rate, shown
 from ..limiter.compiled import CompiledPolicySet
 
+BY_ADDRESS = "counted by IP address instead"
+
 
 def site_function(value: Any) -> Any:
     """Return a function of the site, importing its dotted path; any other value as it is."""
@@ -27,15 +29,15 @@ def site_function(value: Any) -> Any:
 
 
 def call_key(key: str | KeyFunction, request: HttpRequest) -> Name | None:
-    """Return the name that a key function gives; None, so that the address counts, if it gives none."""
+    """Return the name that a key function gives; None, to count by IP address, if it gives none."""
     try:
         name: Any = site_function(key)(request)
     except Exception as error:  # noqa: BLE001
-        _log_error(f"The key {_name(key)}", error, "the address counts")
+        _log_error(f"The key {_name(key)}", error, BY_ADDRESS)
         return None
     if name is None or (isinstance(name, (str, int, UUID)) and not isinstance(name, bool)):
         return name
-    _log(f"The key {_name(key)} returned a {type(name).__name__}, which is no identity", "the address counts")
+    _log(f"The key {_name(key)} returned a {type(name).__name__}, which is no identity", BY_ADDRESS)
     return None
 
 

@@ -13,7 +13,10 @@ from .request_state import STATE, RequestState
 
 
 def rate_limit_status(request: HttpRequest, *policies: str) -> Decision:
-    """Return what policies decided about this request, else what they would now; left out: of the default policy."""
+    """Return the decision of these policies for this request, or peek if they were not checked.
+
+    Without names: the default policy.
+    """
     return status_of(request, *policies) or limiter.unlimited()
 
 

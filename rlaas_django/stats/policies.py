@@ -47,7 +47,7 @@ class Definitions:
     def reset(self) -> None:
         self._policies: dict[str, Policy] = {}
         self._rates: dict[tuple[str, str], Rate] = {}  # by policy and identity
-        self._fixed: set[str] = set()  # as `fixed()` had it when this flush began
+        self._fixed: set[str] = set()  # as `names_with_fixed_rate()` had it when this flush began
         self._written: dict[Any, tuple[object, float]] = {}  # what, and until when it need not be written
 
     def note(self, policy: Policy, identity: str) -> None:
@@ -55,7 +55,7 @@ class Definitions:
         if conf.config().policies.get(policy.name) is policy:  # nearly all
             return
         if not self._policies:
-            self._fixed = fixed()
+            self._fixed = names_with_fixed_rate()
         self._policies[policy.name] = policy
         if policy.name not in self._fixed and len(self._rates) < MAX_LIMITS:
             self._rates[policy.name, identity] = policy.fixed_rate
@@ -108,12 +108,12 @@ def of_this_process() -> dict[str, Policy]:
     return found
 
 
-def fixed() -> set[str]:
+def names_with_fixed_rate() -> set[str]:
     """Return the names of the policies of this process whose rate is no function."""
     return {name for name, policy in of_this_process().items() if isinstance(policy.rate, Rate)}
 
 
-def known() -> dict[str, Policy]:
+def all_policies() -> dict[str, Policy]:
     """Return every policy by name; while Redis is unavailable, those of this process."""
     found = of_this_process()
     try:
@@ -131,7 +131,7 @@ def with_decided_rates(pairs: Iterable[tuple[Policy, str]]) -> list[tuple[Policy
 
     A pair whose rate is not known is left out: nothing was decided about it lately.
     """
-    wanted, local, found = list(pairs), fixed(), []
+    wanted, local, found = list(pairs), names_with_fixed_rate(), []
     asked = [(policy.name, identity) for policy, identity in wanted if policy.name not in local]
     replies = backend.run_commands([("GET", limit_key(*pair)) for pair in asked])
     rates = {pair: as_text(reply) for pair, reply in zip(asked, replies, strict=True) if reply}

@@ -14,7 +14,7 @@ from django.core.management.base import CommandError
 from ..... import conf
 from .....core.keys import key_kind
 from .....core.policy import ALGORITHMS, Policy, PolicyError, Rate
-from .....stats.policies import known
+from .....stats.policies import all_policies
 from ..interrupts import one_interrupt
 from ..output import Output, plural
 from ..progress import Progress
@@ -94,7 +94,7 @@ def _shadow_logs(options: Namespace) -> list[tuple[ShadowLog, list[tuple[str, Po
     """Return what was recorded about each shadow policy, with that policy."""
     if options.policy or options.logs != [STDIN]:
         raise CommandError("--shadow takes neither a log nor a --policy: it replays the record of each shadow policy.")
-    shadows = {name: each for name, each in known().items() if each.shadow and isinstance(each.rate, Rate)}
+    shadows = {name: each for name, each in all_policies().items() if each.shadow and isinstance(each.rate, Rate)}
     if not shadows:
         raise CommandError("There is no shadow policy; set \"shadow\": True in an entry of RATE_LIMITER['POLICIES'].")
     algo = None if options.algo else conf.config().algo

@@ -79,7 +79,7 @@ SECTIONS = (
             ),
             Card.of(
                 "Several limits, one decision",
-                "Who, with which token, from where: three policies are asked in one round trip. All are charged, or "
+                "Who, with which token, from where: three policies are checked in one round trip. All are charged, or "
                 "none. Press ten times, a few times over, and watch another policy refuse.",
                 Panel(views.several, control=TRY_TOKENS),
             ),

@@ -59,7 +59,7 @@ def counters(request: HttpRequest) -> JsonResponse:
 @require_POST
 @in_demo_only
 def reset_panel(request: HttpRequest, name: str) -> JsonResponse:
-    """Forget what this visitor used of a view's limits."""
+    """Reset what this visitor used of a view's limits."""
     if name not in PANELS:
         raise Http404
     policies = policies_at(PANELS[name].url, request)

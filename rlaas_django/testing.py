@@ -32,7 +32,7 @@ _embedded = itertools.count(1)
 
 
 def reset() -> None:
-    """Forget every state of this process: connections, cached refusals, circuit breakers, local counters, statistics.
+    """Reset the state of this process: connections, cached refusals, circuit breakers, local counters, statistics.
 
     The counters in Redis stay; `reset_all` deletes them, too.
     """

@@ -125,7 +125,7 @@ def shadow(_request: HttpRequest) -> Context:
     rows = [row for row in usage.policy_table("day") if row.policy.shadow]
     identities = reader.refused_identities(row.policy.name for row in rows)
     if not rows:
-        usage.ping()  # raises if Redis is unavailable; without policies nothing else asks it
+        usage.ping()  # raises if Redis is unavailable; without policies nothing else calls it
     return {
         "title": _("Shadow policies"),
         "rows": [(row, _sparkline(row, SPANS["day"]), len(identities[row.policy.name])) for row in rows],

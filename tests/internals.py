@@ -47,9 +47,8 @@ from rlaas_django.http.identity import client_address
 from rlaas_django.http.responses import whole_seconds
 from rlaas_django.limiter import acheck_each, check_each, networks, overrides, receipts, refund_units, refusal_cache
 from rlaas_django.limiter import local as local_module
-from rlaas_django.limiter.compiled import Check, compile_policies
+from rlaas_django.limiter.compiled import Check, CompiledPolicySet, compile_policies
 from rlaas_django.limiter.compiled import plan as check_plan
-from rlaas_django.limiter.joined import Plan, plan_checks, split
 from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
 from rlaas_django.management.commands._rlaas import SUBCOMMANDS, diagnosis
 from rlaas_django.management.commands._rlaas.output import Output as CommandOutput
@@ -100,6 +99,7 @@ __all__ = [
     "CircuitBreaker",
     "ClusterTopology",
     "CommandOutput",
+    "CompiledPolicySet",
     "ConnectionOptions",
     "Decision",
     "EncodedIdentity",
@@ -111,7 +111,6 @@ __all__ = [
     "LogRequest",
     "NextAttempt",
     "Outcome",
-    "Plan",
     "Policy",
     "Pool",
     "Rate",
@@ -166,7 +165,6 @@ __all__ = [
     "parse_time",
     "passes",
     "paused_background",
-    "plan_checks",
     "pool_module",
     "predict_memory",
     "read_minutes",
@@ -185,7 +183,6 @@ __all__ = [
     "service_auth",
     "service_urls",
     "single_server",
-    "split",
     "statistics_totals",
     "strictest",
     "total",

@@ -40,7 +40,6 @@ from tests.internals import (
     SLIDING_WINDOW,
     TOPOLOGY_THREAD,
     YEAR,
-    Plan,
     acheck_each,
     check_each,
     check_plan,
@@ -49,13 +48,11 @@ from tests.internals import (
     observers,
     overrides,
     paused_background,
-    plan_checks,
     receipts,
     redis_client,
     refresh_is_due,
     refund_units,
     reset_statistics,
-    split,
 )
 from tests.on_cluster import ROOT, command, entry
 from tests.parallel import WORKERS, in_processes, in_threads
@@ -900,8 +897,7 @@ def test_throttles_of_other_packages_count_on_every_node(cluster):
     names = IDENTITIES[:20]
     small, large = Policy("throttle-small", "1/m"), Policy("throttle-large", "9/m")
     for name, _ in itertools.product(names, range(3)):
-        planned = [Plan(name, (small,)), Plan(name, (large,))]
-        decisions = split(check_each(plan_checks(planned)), planned)
+        decisions = check_each([check_plan(name, small, 1), check_plan(name, large, 1)])
     assert [decision.allowed for decision in decisions] == [False, True]
     assert {peek(name, large).current_count for name in names} == {3}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import string
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,8 +13,10 @@ from tests.internals import (
     ALGORITHMS,
     YEAR,
     Check,
+    CompiledPolicySet,
     EncodedIdentity,
     compile_policies,
+    conf,
     pack_words,
     passes,
     unique_id,
@@ -58,6 +61,17 @@ def test_identities_that_differ_have_an_override_key_each():
     assert identities == ("alice", "ip=203.0.113.9")
     call = Check(policy_set, identities, 1, True).pack()
     assert call.packed == pack_words(words(policy_set, identities, call.unique, 1, "check"))
+
+
+def test_a_part_of_a_set_has_the_counters_of_the_set():
+    """Also where the set is not of RATE_LIMITER['CACHE']: the adapter of django-ratelimit has a cache of its own."""
+    clustered = SimpleNamespace(clustered=True, timeout=1, group_by_slot=lambda keys: [[0], [1]])
+    whole = CompiledPolicySet(policies(2), conf.config(), clustered)
+    check = Check(whole, ("alice", "bob"), 1, True)
+    for i in (0, 1):
+        assert check.part([i], charge=True).key == whole.keys(check.identities)[i]
+        assert check.part([i], charge=True).policy_set is whole.part([i])
+    assert check.part([0, 1], charge=False).policy_set is whole
 
 
 @pytest.mark.parametrize("key", ["user", "ip", "token", "global"])

@@ -338,7 +338,7 @@ class SiteAgain(PolicyThrottle):
 
 @pytest.mark.parametrize(
     ("throttles", "calls"),
-    [([TwoPerMinute, FourPerHour], 1), ([TwoPerMinute, Search, FourPerHour], 3), ([Search], 1)],
+    [([TwoPerMinute, FourPerHour], 2), ([TwoPerMinute, Search, FourPerHour], 3), ([Search], 1)],
 )
 def test_all_throttles_of_a_view_take_one_round_trip(own, round_trips, throttles, calls, clock):
     view = make_view(*throttles)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import ipaddress
 import json
+import tracemalloc
 import uuid
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlaas_django import Policy, check, rate_limit
+from rlaas_django.limiter import networks
 from tests.http import assert_refusal, counters, ok
 from tests.internals import ALGORITHMS, decode, encode, identify, redis_key, run_background_jobs
 
@@ -385,3 +387,18 @@ def test_a_token_that_looks_like_an_address_is_not_that_address():
     token = identity_of("token", headers={"Authorization": f"Bearer {ADDRESS}"})
     assert token != identity_of("ip")
     assert token.startswith("token=")
+
+
+@pytest.mark.parametrize("kind", ["ip", "user", "get:q", "token"])
+def test_no_long_name_stays_in_memory(kind):
+    """The service takes names of up to a megabyte."""
+    policy = Policy("long", "9/m", key=kind)
+    networks.publish([networks.NetworkOverride("192.0.2.0/24", "*", "block", 2**52, None, False)])
+    check({kind: "x" * 500}, policy)
+    tracemalloc.start()
+    try:
+        for n in range(40):
+            assert check({kind: f"{n:0100000}"}, policy).allowed
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()

@@ -111,8 +111,6 @@ class OncePerHour(AnonRateThrottle):
 
 
 class TwoPolicies(PolicyThrottle):
-    """One that is not joined with others."""
-
     policies = (Policy("key", "9/h", key="header:X-Key"), Policy("all", "9/h", key="global"))
 
 

@@ -181,7 +181,7 @@ def decode(identity: str) -> tuple[str, str]:
 
 
 def is_client(identity: str) -> bool:
-    """Return whether an encoded identity is the same client under every policy, and not the value of one parameter."""
+    """Return whether an identity names a client (user, address, network, token, global), not a parameter's value."""
     return decode(identity)[0] in ("user", "ip", NETWORK, "token", GLOBAL)
 
 
@@ -212,13 +212,17 @@ class EncodedUsers(dict[str, str]):
 encoded_users = EncodedUsers()
 
 
-@lru_cache(maxsize=4096)
 def _encode_address(text: str, ipv6_prefix: int) -> str:
+    return _encode_short_address(text, ipv6_prefix) if len(text) <= MAX_LENGTH else f"ip={encode(text)}"
+
+
+@lru_cache(maxsize=4096)  # of short text, so that the cache stays small
+def _encode_short_address(text: str, ipv6_prefix: int) -> str:
     return f"ip={encode(counted_address(text, ipv6_prefix))}"
 
 
 def counted_address(text: str, ipv6_prefix: int) -> str:
-    """Return an address as it is counted: IPv4-mapped ones folded, IPv6 by the network that one host commands."""
+    """Return an address as it is counted: IPv4-mapped as IPv4, IPv6 by its network (RATE_LIMITER['IPV6_PREFIX'])."""
     if _IPV4.fullmatch(text):
         return text
     parsed = parse_address(text)
@@ -227,9 +231,13 @@ def counted_address(text: str, ipv6_prefix: int) -> str:
     return text if parsed is None else str(parsed)
 
 
-@lru_cache(maxsize=4096)
 def parse_address(text: str) -> IPAddress | None:
     """Parse `203.0.113.9`, `203.0.113.9:4711`, `2001:db8::1`, `[2001:db8::1]:4711`, `fe80::1%eth0`; else None."""
+    return _parse_address(text) if len(text) <= MAX_LENGTH else None
+
+
+@lru_cache(maxsize=4096)
+def _parse_address(text: str) -> IPAddress | None:
     text = text.strip()
     if text.startswith("["):
         text = text[1:].partition("]")[0]

@@ -7,19 +7,28 @@ A throttle has `plan(request, ..., planned)`, which returns a Plan, or None wher
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.http.response import HttpResponseBase
 
 from .. import conf, limiter, signals
 from ..core import registry
 from ..core.decision import Decision, combine, passes
+from ..core.keys import Identity
 from ..core.policy import DEFAULT, Policy
-from ..limiter.joined import Plan, plan_checks, split
+from ..limiter.compiled import Check, plan
 from .gate import Gate
 from .limits import Limits
 from .request_state import STATE, RequestState, decision_about
 from .responses import SUPPRESSED, add_headers, add_refusal_headers
+
+
+class Plan(NamedTuple):
+    """What a throttle checks: who is charged how much, by which policies, all or none."""
+
+    identity: Identity
+    policies: tuple[Policy, ...]
+    cost: int = 1
 
 
 class PolicyLimits:
@@ -69,21 +78,23 @@ def decide(request: Any, plans: dict[Any, Plan]) -> dict[Any, Decision]:
     """Decide what throttles plan, in one round trip, and keep the decisions with the request."""
     if not plans:
         return {}
-    planned = [*plans.values()]
-    decisions = limiter.check_each(plan_checks(planned))
+    decisions = limiter.check_each(_checks(plans))
     record(request, decisions)
-    return dict(zip(plans, split(decisions, planned), strict=True))
+    return dict(zip(plans, decisions, strict=True))
 
 
 async def adecide(request: Any, plans: dict[Any, Plan]) -> dict[Any, Decision]:
     """As `decide`, natively async."""
     if not plans:
         return {}
-    planned = [*plans.values()]
-    decisions = await limiter.acheck_each(plan_checks(planned))
+    decisions = await limiter.acheck_each(_checks(plans))
     if (refusal := _keep(request, decisions)) is not None:
         await signals.asend(signals.rate_limited, request=request, decision=refusal)
-    return dict(zip(plans, split(decisions, planned), strict=True))
+    return dict(zip(plans, decisions, strict=True))
+
+
+def _checks(plans: dict[Any, Plan]) -> list[Check]:
+    return [plan(*each) for each in plans.values()]
 
 
 def record(request: Any, decisions: Sequence[Decision]) -> None:

@@ -24,8 +24,7 @@ from ..core.policy import Policy
 from ..http.identity import client_address
 from ..http.request_state import decision_about
 from ..http.responses import add_headers
-from ..http.throttles import PolicyLimits, decide, plan_all
-from ..limiter.joined import Plan
+from ..http.throttles import Plan, PolicyLimits, decide, plan_all
 from .throttles import RateThrottle, user_or_address
 
 __all__ = [

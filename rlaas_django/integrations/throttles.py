@@ -9,8 +9,8 @@ from .. import conf
 from ..core import registry
 from ..core.keys import EncodedIdentity, encode_name
 from ..core.policy import SLIDING_WINDOW_COMPACT, Policy, Rate
+from ..http.throttles import Plan
 from ..http.view_names import policy_name
-from ..limiter.joined import Plan
 
 
 class RateThrottle:

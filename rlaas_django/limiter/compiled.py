@@ -54,7 +54,7 @@ NEVER_FITS = 2 * MAX_PRODUCT  # beyond every limit; a larger cost may be too lon
 
 
 class CompiledPolicySet:
-    """Policies that are decided together: all are charged or none, or `independent`, each that passes."""
+    """Policies that are decided together: all are charged or none."""
 
     def __init__(
         self,
@@ -63,10 +63,11 @@ class CompiledPolicySet:
         topology: backend.Topology,
         *,
         least_ttl: int = 0,
-        independent: bool = False,
     ) -> None:
         self.policies, self.topology, self._encoding = policies, topology, config.encoding
-        self.enabled, self.independent = config.enabled, independent
+        self._config, self._least_ttl = config, least_ttl
+        self._parts: dict[tuple[int, ...], CompiledPolicySet] = {}
+        self.enabled = config.enabled
         arguments = [script_arguments(policy, config.algo) for policy in policies]
         # In ms. State is judged by its stamps, so a longer TTL changes no decision. The replay of a log needs one: its
         # clock is not the server's.
@@ -91,10 +92,19 @@ class CompiledPolicySet:
         self._override = override_key(hash_tag=topology.clustered)
         pairs, clustered = [*zip(policies, self.arguments, strict=True)], topology.clustered
         self._counters = [counter_key(p.name, a.algo, a.window // 1000, hash_tag=clustered) for p, a in pairs]
-        # Independent policies are sent as shadow ones: each is charged if it passes, and none blocks the others.
-        words = [(*each, int(policy.shadow or independent), policy.name) for policy, each in pairs]
+        words = [(*each, int(policy.shadow), policy.name) for policy, each in pairs]
         self._words = [word for each in words for word in each]
         self.templates: dict[int, Template] = {}  # by the length of the identity
+
+    def part(self, indexes: Sequence[int]) -> CompiledPolicySet:
+        """Return the set of some of the policies: those whose counters are in one slot of a cluster."""
+        key = tuple(indexes)
+        if len(key) == len(self.policies):
+            return self
+        if key not in self._parts:
+            policies = tuple([self.policies[i] for i in key])
+            self._parts[key] = CompiledPolicySet(policies, self._config, self.topology, least_ttl=self._least_ttl)
+        return self._parts[key]
 
     def identify(self, identity: Identity) -> tuple[str, ...]:
         """Return the encoded identity that each policy counts."""
@@ -191,10 +201,9 @@ class Check(Call):
         return len(policy_set.topology.group_by_slot(policy_set.keys(self.identities))) == 1
 
     def part(self, indexes: Sequence[int], *, charge: bool) -> Check:
-        """Return the check of some of the policies: those whose counters are in one slot of a cluster."""
-        policies = tuple([self.policy_set.policies[i] for i in indexes])
+        """Return the check of some of the policies."""
         identities = tuple([self.identities[i] for i in indexes])
-        part = Check(compile_policies(policies), identities, self.cost, charge)
+        part = Check(self.policy_set.part(indexes), identities, self.cost, charge)
         part.on_abandoned = self.on_abandoned
         if self.network_overrides:
             part.network_overrides = tuple([self.network_overrides[i] for i in indexes])
@@ -318,10 +327,8 @@ def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, ch
         policy_set.check_cost(cost)
         cost, charge = min(cost, NEVER_FITS), charge and cost > 0
     check = Check(policy_set, policy_set.identify(identity), cost, charge)
-    if networks.current is not None:
-        check.network_overrides = networks.override_texts(
-            networks.current, identity, policy_set.policies, check.identities
-        )
+    if (found := networks.current) is not None:
+        check.network_overrides = networks.override_texts(found, identity, policy_set.policies, check.identities)
     return check
 
 

@@ -54,11 +54,7 @@ def decide_all(check: Check) -> Decision:
         return Decision(True, tuple(map(uncounted, check.policy_set.policies, check.identities)))
     if check.charge and (refusal := check.policy_set.refusals.find(check, redis_unavailable=True)) is not None:
         return refusal
-    indexes = range(len(check.identities))
-    if check.policy_set.independent:
-        parts = [decide(check, [i], charge=check.charge) for i in indexes]
-        return Decision(all(part.allowed for part in parts), tuple([part.outcomes[0] for part in parts]))
-    return decide(check, indexes, charge=check.charge)
+    return decide(check, range(len(check.identities)), charge=check.charge)
 
 
 def _counted(policy: Policy, limit: LocalLimit, reply: LocalReply) -> Outcome:

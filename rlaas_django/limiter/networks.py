@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from .. import backend
 from ..core import process
 from ..core.clock import local_time_ms
-from ..core.keys import Identity, decode, parse_address
+from ..core.keys import Identity, IPAddress, decode, parse_address
 from ..core.policy import EVERY_POLICY, Policy
 
 KEY = "rlaas:networks"
@@ -55,14 +55,15 @@ class Networks:
             network = ipaddress.ip_network(override.network)
             networks = self._by_prefix.setdefault((network.version, network.prefixlen), {})
             networks.setdefault(int(network.network_address), []).append(override)
-        self.find = lru_cache(MAX_FOUND)(self._find)
+        self._find = lru_cache(MAX_FOUND)(self._find_by_prefix)
 
-    def _find(self, address: str) -> list[NetworkOverride]:
+    def find(self, address: str) -> list[NetworkOverride]:
         """Return the overrides of an address, those of the widest network first."""
         parsed = parse_address(address.partition("/")[0])
+        return [] if parsed is None else self._find(parsed)
+
+    def _find_by_prefix(self, parsed: IPAddress) -> list[NetworkOverride]:
         found: list[NetworkOverride] = []
-        if parsed is None:
-            return found
         for version, length in sorted(self._by_prefix):
             if version == parsed.version:
                 shift = parsed.max_prefixlen - length
@@ -92,10 +93,10 @@ def override_texts(
 
 def override_texts_of_each(policies: Sequence[Policy], identities: Sequence[str]) -> tuple[str, ...]:
     """As `override_texts`, where each policy counts another client."""
-    if current is None:
+    if (networks := current) is None:
         return ()
     pairs = zip(policies, identities, strict=True)
-    texts = [override_texts(current, identity, (policy,), (identity,)) for policy, identity in pairs]
+    texts = [override_texts(networks, identity, (policy,), (identity,)) for policy, identity in pairs]
     return tuple([text[0] if text else "" for text in texts]) if any(texts) else ()
 
 

@@ -64,7 +64,6 @@ class RefusalCache:
             or clock.frozen is not None
             or not 0 < decision.retry_after < math.inf
             or not registry.refundable.isdisjoint(policy_set.names)
-            or (policy_set.independent and any(each.allowed for each in decision.outcomes))  # they are charged
             or self._is_invalid(check, checked_at)
         ):
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -80,9 +81,9 @@ class Candidate:
 
     def __init__(self, text: str, policy: Policy, runs: Sequence[Run], topology: backend.Topology) -> None:
         self.text, self.policy, self.runs = text, policy, runs
-        # One call of the script decides all runs, each as if it were alone.
-        policies = tuple(run.policy for run in runs)
-        self._set = CompiledPolicySet(policies, conf.config(), topology, least_ttl=LEAST_TTL, independent=True)
+        # One call of the script decides all runs, each as if it were alone: shadow policies do not refuse for others.
+        policies = tuple(replace(run.policy, shadow=True) for run in runs)
+        self._set = CompiledPolicySet(policies, conf.config(), topology, least_ttl=LEAST_TTL)
         self._templates: dict[int, tuple[list[str], str, str]] = {}  # by the length of the time
         self._fixed = [i for i, run in enumerate(runs) if run.policy.algo == FIXED_WINDOW]
         self.requests = self.without_identity = self.identities = 0

@@ -45,7 +45,7 @@ from rlaas_django.http import responses
 from rlaas_django.http import rules as http_rules
 from rlaas_django.http.identity import client_address
 from rlaas_django.http.responses import whole_seconds
-from rlaas_django.limiter import acheck_each, check_each, networks, overrides, receipts, refund_units, refusal_cache
+from rlaas_django.limiter import acheck_each, check_each, networks, overrides, refund_units, refusal_cache
 from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter.compiled import Check, CompiledPolicySet, compile_policies
 from rlaas_django.limiter.compiled import plan as check_plan
@@ -66,6 +66,7 @@ from rlaas_django.management.commands._rlaas.replay.usage import MEASURE
 from rlaas_django.management.commands.rlaas import Command as RlaasCommand
 from rlaas_django.server_checks import check_eviction, check_rights
 from rlaas_django.service import auth as service_auth
+from rlaas_django.service import receipts
 from rlaas_django.service import urls as service_urls
 from rlaas_django.service.parsing import FIELDS
 from rlaas_django.stats import background, recorder

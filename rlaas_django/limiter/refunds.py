@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .. import backend
@@ -28,23 +29,19 @@ def refund(decision: Decision) -> bool:
 
     A unit that has left its window meanwhile is not refunded a second time.
     """
-    return _is_refunded(refund_all(decision.receipts))
+    return is_refunded(refund_all(decision.receipts))
 
 
 async def arefund(decision: Decision) -> bool:
     """As `refund`, natively async. The refund is made, even if the caller is cancelled meanwhile."""
-    return _is_refunded(await arefund_all(decision.receipts))
+    return is_refunded(await arefund_all(decision.receipts))
 
 
 def refund_all(receipts: list[Any]) -> Refunded:
-    """Refund what is not refunded yet: receipts are taken out of the list one by one."""
-    refunded, error = 0, None
-    for receipt in _take(receipts):
-        try:
-            refunded += receipt.refund() if isinstance(receipt, LocalReceipt) else _refund(*receipt)
-        except UnavailableError as failure:
-            error = failure  # in a cluster, other slots may be available
-    return refunded, error
+    """Refund what is not refunded yet, in one round trip per server."""
+    units, calls, policies = _take(receipts)
+    # Not by the check's own topology: this may be a fork of its process, which must not use its connections.
+    return total(backend.execute_each(backend.topology(), calls) if calls else [], policies, units)
 
 
 async def arefund_all(receipts: list[Any]) -> Refunded:
@@ -67,29 +64,47 @@ def refund_abandoned(decision: Any) -> None:
 
 
 async def _arefund_all(receipts: list[Any]) -> Refunded:
-    refunded, error = 0, None
-    for receipt in _take(receipts):
-        try:
-            refunded += receipt.refund() if isinstance(receipt, LocalReceipt) else await _arefund(*receipt)
-        except UnavailableError as failure:
-            error = failure
-    return refunded, error
+    units, calls, policies = _take(receipts)
+    return total(await backend.aexecute_each(backend.topology(), calls) if calls else [], policies, units)
 
 
-def _is_refunded(result: Refunded) -> bool:
+def _take(receipts: list[Any]) -> tuple[int, list[Call], set[str]]:
+    """Take all receipts out of their list: `pop` is atomic, so each is refunded by one caller.
+
+    Refund what this process counted; return these units, the calls that refund the rest, and the names of the policies.
+    """
+    units, calls, policies = 0, [], set()
+    with suppress(IndexError):  # none is left
+        while True:
+            receipt = receipts.pop()
+            if isinstance(receipt, LocalReceipt):
+                units += receipt.refund()
+                continue
+            keys, words = charges(*receipt)
+            policies |= receipt[0].policy_set.names
+            if keys:
+                calls.append(refund_call(keys, words))
+    return units, calls, policies
+
+
+def total(results: Iterable[Any], policies: Iterable[str], units: int = 0) -> Refunded:
+    """Return the units that refunds of these policies gave, and why others failed: a slot may be unavailable."""
+    error = None
+    for result in results:
+        if isinstance(result, UnavailableError):
+            error = result
+        else:
+            units += sum(result)
+    cached_refusals().invalidate(policies)
+    return units, error
+
+
+def is_refunded(result: Refunded) -> bool:
+    """Return whether there was anything to refund; raise what kept it from being refunded."""
     refunded, error = result
     if error is not None:
         raise error
     return refunded > 0
-
-
-def _take(receipts: list[Any]) -> Iterator[Any]:
-    """Take receipts out of their list: `pop` is atomic, so each is refunded by one caller."""
-    while True:
-        try:
-            yield receipts.pop()
-        except IndexError:
-            return
 
 
 def charges(check: Check, reply: list[Any]) -> tuple[list[str], list[Any]]:
@@ -124,18 +139,3 @@ def refund_call(keys: Sequence[str], words: Sequence[Any]) -> Call:
     policies = (len(words) - 2) // CHARGE_SIZE
     algorithms = words[2 : 2 + CHARGE_SIZE * policies : CHARGE_SIZE]
     return script_call(for_algorithms(algorithms), keys, (script_time(), "refund", *words), is_refund=True)
-
-
-def _refund(check: Check, reply: list[Any]) -> int:
-    keys, words = charges(check, reply)
-    # Not by the check's own topology: this may be a fork of its process, which must not use its connections.
-    refunded = sum(backend.execute(backend.topology(), refund_call(keys, words))) if keys else 0
-    cached_refusals().invalidate(check.policy_set.names)
-    return int(refunded)
-
-
-async def _arefund(check: Check, reply: list[Any]) -> int:
-    keys, words = charges(check, reply)
-    refunded = sum(await backend.aexecute(backend.topology(), refund_call(keys, words))) if keys else 0
-    cached_refusals().invalidate(check.policy_set.names)
-    return int(refunded)

@@ -14,7 +14,7 @@ from ..core.callers import Caller
 from ..core.decision import Decision, Outcome
 from ..core.policy import ALGORITHMS, Policy, Rate
 from ..http import responses
-from ..limiter import receipts
+from . import receipts
 from .problems import ProblemError
 
 # The texts of the service that the source documents describe.

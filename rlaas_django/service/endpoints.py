@@ -19,9 +19,8 @@ from ..core.keys import EncodedIdentity
 from ..core.observers import observe
 from ..http import responses
 from ..http.identity import RequestIdentity
-from ..limiter import receipts
 from ..limiter.compiled import Check
-from . import answers
+from . import answers, receipts
 from .answers import decision_json, decision_response, json_response, with_headers
 from .parsing import FIELDS, Subject, parse_subject, read_json, read_subject, require_fields, require_policy, subject_of
 from .problems import ProblemError

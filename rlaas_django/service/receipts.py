@@ -6,7 +6,6 @@ rlaas:refunded:<unique id of the check>   STRING   a marker: it was refunded; on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from django.core.signing import BadSignature, Signer
@@ -15,9 +14,8 @@ from .. import backend
 from ..backend import Call
 from ..core.decision import Decision
 from ..core.keys import parse_counter_key
-from .compiled import Check
-from .refunds import CHARGE_SIZE, charges, refund_call
-from .refusal_cache import cached_refusals
+from ..limiter.compiled import Check
+from ..limiter.refunds import CHARGE_SIZE, charges, is_refunded, refund_call, total
 
 MARKER_PREFIX = "rlaas:refunded:"
 MAX_LENGTH = 65_536  # of a receipt; one has up to 600 characters per policy
@@ -55,26 +53,20 @@ def read(text: str) -> Receipt:
 
 def refund(receipt: Receipt) -> bool:
     """Refund a receipt, once; return False when there is nothing (more) to refund."""
-    refunded = 0
-    for call in _calls(receipt):
-        refunded += sum(backend.execute(backend.topology(), call))
-    cached_refusals().invalidate(receipt.policies)
-    return refunded > 0
+    return is_refunded(total(backend.execute_each(backend.topology(), _calls(receipt)), receipt.policies))
 
 
 async def arefund(receipt: Receipt) -> bool:
     """As `refund`, natively async."""
-    refunded = 0
-    for call in _calls(receipt):
-        refunded += sum(await backend.aexecute(backend.topology(), call))
-    cached_refusals().invalidate(receipt.policies)
-    return refunded > 0
+    return is_refunded(total(await backend.aexecute_each(backend.topology(), _calls(receipt)), receipt.policies))
 
 
-def _calls(receipt: Receipt) -> Iterator[Call]:
-    """Yield the refund of each slot, which its marker allows once: also to two callers at the same time."""
-    for keys, words in receipt.charges:
-        yield refund_call([*keys, _marker(keys[0], words[0])], [*words, _marker_ttl(words[2:])])
+def _calls(receipt: Receipt) -> list[Call]:
+    """Return the refund of each slot, which its marker allows once: also to two callers at the same time."""
+    return [
+        refund_call([*keys, _marker(keys[0], words[0])], [*words, _marker_ttl(words[2:])])
+        for keys, words in receipt.charges
+    ]
 
 
 def _marker(key: str, unique: str) -> str:

@@ -266,9 +266,9 @@ class Override(models.Model):
         return int(self.until.timestamp() * 1000)
 
     @staticmethod
-    def _network_overrides(found: Iterable[Override]) -> list[networks.NetworkOverride]:
+    def _network_overrides(found: Iterable[Override]) -> list[overrides.Override]:
         return [
-            networks.NetworkOverride(str(network), each._scope, each.kind, each._until, each.amount, each.every_client)
+            overrides.Override(str(network), each._scope, each.kind, each._until, each.amount, each.every_client)
             for each in found
             if (network := each.network) is not None
         ]

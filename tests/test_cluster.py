@@ -449,7 +449,7 @@ def test_overrides_apply_on_every_node(cluster, limiter):
 def test_overrides_of_networks_apply_across_slots(cluster, limiter):
     until = int(time.time() * 1000) + 3_600_000
     policies = [Policy("by-user", (9, YEAR), key="user"), Policy("by-ip", (9, YEAR), key="ip")]
-    networks.publish([networks.NetworkOverride("203.0.113.0/24", "by-ip", "block", until, None, False)])
+    networks.publish([overrides.Override("203.0.113.0/24", "by-ip", "block", until, None, False)])
     refused = limiter.check({"user": "ann", "ip": "203.0.113.9"}, policies)
     assert [(each.policy.name, each.allowed) for each in refused.outcomes] == [("by-user", True), ("by-ip", False)]
     assert limiter.peek({"user": "ann", "ip": "198.51.100.7"}, policies).outcomes[0].current_count == 0

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlaas_django import Policy, check, rate_limit
-from rlaas_django.limiter import networks
+from rlaas_django.limiter import networks, overrides
 from tests.http import assert_refusal, counters, ok
 from tests.internals import ALGORITHMS, decode, encode, identify, redis_key, run_background_jobs
 
@@ -393,7 +393,7 @@ def test_a_token_that_looks_like_an_address_is_not_that_address():
 def test_no_long_name_stays_in_memory(kind):
     """The service takes names of up to a megabyte."""
     policy = Policy("long", "9/m", key=kind)
-    networks.publish([networks.NetworkOverride("192.0.2.0/24", "*", "block", 2**52, None, False)])
+    networks.publish([overrides.Override("192.0.2.0/24", "*", "block", 2**52, None, False)])
     check({kind: "x" * 500}, policy)
     tracemalloc.start()
     try:

@@ -473,14 +473,14 @@ def test_expired_entries_are_deleted(local):
 @pytest.mark.parametrize("limit", [50, 1_000])
 def test_threads_admit_the_limit_and_not_one_more(local, burst, limit, monkeypatch):
     kind = local_module.SlidingLog if burst is None else local_module.TokenBucket
-    look = kind.look
+    peek_state = kind.peek
 
-    def look_and_yield(*args):
-        found = look(*args)
-        time.sleep(0)  # between look and charge is where another thread would do harm
+    def peek_and_yield(*args):
+        found = peek_state(*args)
+        time.sleep(0)  # between peek and charge is where another thread would do harm
         return found
 
-    monkeypatch.setattr(kind, "look", look_and_yield)
+    monkeypatch.setattr(kind, "peek", peek_and_yield)
     asked = limit_of(limit, 365 * 86_400_000, burst=burst and limit)
 
     def work(_):

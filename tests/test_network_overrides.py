@@ -14,7 +14,6 @@ from django.utils import timezone
 from rlaas_django import Policy, check, rate_limit
 from rlaas_django.core.keys import encode_network
 from rlaas_django.limiter import networks, overrides
-from rlaas_django.limiter.networks import NetworkOverride
 from rlaas_django.limiter.overrides import BLOCK, EVERY_POLICY, EXEMPT, FACTOR, LIMIT
 from rlaas_django.models import Override
 from rlaas_django.stats import background
@@ -34,7 +33,7 @@ def publish(*entries: tuple, now: int | None = None, ms: int = HOUR) -> None:
     made = []
     for network, kind, *rest in entries:
         fields = {"policy": EVERY_POLICY, "until": until, "amount": None, "every_client": False, **(rest or [{}])[0]}
-        made.append(NetworkOverride(network, kind=kind, **fields))
+        made.append(overrides.Override(network, kind=kind, **fields))
     networks.publish(made)
 
 
@@ -200,7 +199,7 @@ class TestRefresh:
     def test_the_thread_reads_them_within_a_second(self):
         background.state.reset()
         check("198.51.100.7", BY_ADDRESS)  # starts the thread
-        networks.publish([NetworkOverride("203.0.113.0/24", "*", BLOCK, int(time.time() * 1000) + HOUR, None, False)])
+        networks.publish([overrides.Override("203.0.113.0/24", "*", BLOCK, int(time.time() * 1000) + HOUR)])
         networks.reset()
         deadline = time.monotonic() + 20  # a busy machine
         while networks.current is None and time.monotonic() < deadline:
@@ -223,7 +222,7 @@ class TestRefresh:
 
     def test_thousands_of_networks_are_searched_by_prefix(self):
         until = int(time.time() * 1000) + HOUR
-        many = [NetworkOverride(f"10.{i // 256}.{i % 256}.0/24", "*", BLOCK, until, None, False) for i in range(20_000)]
+        many = [overrides.Override(f"10.{i // 256}.{i % 256}.0/24", "*", BLOCK, until) for i in range(20_000)]
         found = networks.Networks(many)
         started = time.perf_counter()
         for i in range(1_000):

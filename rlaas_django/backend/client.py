@@ -22,7 +22,7 @@ from .topology import ClusterTopology, SentinelTopology, Topology
 
 
 def redis_client(alias: str) -> Any:
-    """Return the raw client of a cache, for writing; nothing is sent."""
+    """Return the raw client of a cache, for writing; one of a cluster connects at once."""
     entry = conf.cache_entry(alias)
     try:
         client: Any = get_redis_connection(alias)

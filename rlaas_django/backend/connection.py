@@ -1,4 +1,4 @@
-"""Connections, made as the site's cache makes its own: its connection class, its options, but our own time limits.
+"""Connections, made as the site's cache makes its own: its connection class, its options, but our own timeouts.
 
 Replies are read from the parser of a connection, which returns most error replies, and raises those that mean the end
 of the connection. The connection's own `read_response` calls the parser, too, but prepares an error message first, for
@@ -25,7 +25,7 @@ MAX_CONNECTIONS = 100  # per process and server
 NOT_CONNECTED = -math.inf
 
 # Options of the cache that our connections do not take over: what would repeat a call, what changes the replies that we
-# read, what belongs to redis-py's own pools, and the time limits, which are RATE_LIMITER['TIMEOUT'].
+# read, what belongs to redis-py's own pools, and the timeouts, which are RATE_LIMITER['TIMEOUT'].
 _IGNORED_OPTIONS = {
     *("retry", "retry_on_timeout", "retry_on_error", "health_check_interval"),
     *("decode_responses", "protocol", "cache", "cache_config"),
@@ -77,7 +77,7 @@ class ConnectionOptions(NamedTuple):
         return HeldConnection(connection, self._reader(connection, self.options.get("parser_class", DefaultParser)))
 
     def async_connection(self) -> tuple[Any, Any]:
-        """Return a new connection for a loop, not connected yet and without time limits, and what reads its replies."""
+        """Return a new connection for a loop, not connected yet and without timeouts, and what reads its replies."""
         kind = next(other for known, other in ASYNC_CLASSES if issubclass(self.connection_class, known))
         options = {name: value for name, value in self.options.items() if name not in _SYNC_ONLY}
         limits = {"socket_timeout": None, "socket_connect_timeout": None, "retry": AsyncRetry(NoBackoff(), 0)}
@@ -123,7 +123,7 @@ class HeldConnection:
             raise redis.ConnectionError(str(error)) from error
 
     def wait(self, deadline: float) -> None:
-        """Wait for a reply of a page's call, for longer than the connection's own time limit; TimeoutError."""
+        """Wait for a reply of a page's call, for longer than the connection's own timeout; TimeoutError."""
         if not self.connection.can_read(timeout=max(0.0, deadline - monotonic())):
             raise redis.TimeoutError
 

@@ -31,7 +31,7 @@ class PoolExhaustedError(exceptions.ConnectionError):
 
 
 class UnexpectedReplyError(exceptions.InvalidResponse):
-    """A reply that cannot be to the call before it, so that the replies after it may be others' as well."""
+    """A reply that does not fit its call; later replies on the connection may be those of other calls, too."""
 
     def __init__(self, reply: object) -> None:
         super().__init__(f"unexpected reply: {reply!r:.100}")

@@ -59,7 +59,7 @@ class Topology:
 
 
 class DiscoveredTopology(Topology):
-    """A topology that other servers are asked about."""
+    """A topology that Sentinels or cluster nodes report."""
 
     no_server: str  # the error when the servers are known, and none is the key's
 

@@ -52,7 +52,7 @@ class Observation(NamedTuple):
 
 
 def overall(results: Iterable[str]) -> str:
-    """Return the result of a decision whose policies had these."""
+    """Return the result of a decision from the results of its policies."""
     found = {*results}
     return next((each for each in (REFUSED, DEGRADED, OVER) if each in found), ALLOWED)
 
@@ -69,8 +69,8 @@ _timed: list[Observer] = []  # those that want the latency
 def add(observer: Observer, *, latency: bool = False, count: Count | None = None) -> None:
     """Have an observer called with each observation; with `latency`, calls to Redis are timed for it.
 
-    While it is the only observer, `count` gets each allowed decision first, and returns whether that is enough. So most
-    need no Observation, which takes longer to make than to count.
+    `count` is a shortcut: while this is the only observer, it gets each allowed decision, and an Observation is made only
+    if it returns False. To make one takes longer than to count.
     """
     observers.setdefault(observer, count)
     if latency:

@@ -194,7 +194,7 @@ class Check(Call):
 
     @property
     def in_one_slot(self) -> bool:
-        """Whether one call can decide it: always, but for a cluster, and where rate limiting is turned off."""
+        """Whether one call can decide it: all counters are in one hash slot. False while `ENABLED` is."""
         policy_set = self.policy_set
         if policy_set.in_one_call or not policy_set.enabled:
             return policy_set.in_one_call

@@ -65,7 +65,7 @@ def _counted(policy: Policy, limit: LocalLimit, reply: LocalReply) -> Outcome:
 
 
 def uncounted(policy: Policy, identity: str, *, degraded: bool = False) -> Outcome:
-    """Return the outcome of a policy that nobody counted."""
+    """Return an outcome without counting: unlimited, or by `on_failure` open or closed."""
     allowed, capacity = not degraded or policy.on_failure != "closed", policy.capacity
     wait = 0.0 if allowed else RETRY_AFTER
     return Outcome(policy, identity, allowed, capacity, 0, capacity, wait, 0.0, policy.window, degraded)

@@ -54,7 +54,7 @@ class SlidingLog:
         self._entries: deque[list[int]] = deque()  # ms, units
         self._count = 0
 
-    def look(self, limit: LocalLimit, now: int, cost: int) -> tuple[int, int, int]:
+    def peek(self, limit: LocalLimit, now: int, cost: int) -> tuple[int, int, int]:
         """Return the units counted, the ms until a cost that does not fit yet will fit, and until nothing counts."""
         entries, dead = self._entries, now - limit.window
         while entries and entries[0][0] <= dead:
@@ -101,7 +101,7 @@ class TokenBucket:
         self._total = 0  # units charged; it starts by the clock, above that of a bucket that was dropped
         self._refunds: deque[tuple[int, int]] = deque(maxlen=16)  # as in token_bucket.lua
 
-    def look(self, limit: LocalLimit, now: int, cost: int) -> tuple[int, int, int]:
+    def peek(self, limit: LocalLimit, now: int, cost: int) -> tuple[int, int, int]:
         self._refill(limit, now)
         over = self._used - (limit.capacity - cost) * limit.window
         ahead = self._stamp - now  # the clock stepped back, and refills nothing until it is there again
@@ -157,16 +157,16 @@ class LocalLimiter:
         """Decide all policies or none; without `charge`, count nothing."""
         charge = charge and cost > 0
         with self._lock:
-            looks = [(limit, *self._state(limit).look(limit, now, cost)) for limit in limits]
-            passes = all(count + cost <= limit.capacity or limit.shadow for limit, count, _, _ in looks)
+            peeked = [(limit, *self._state(limit).peek(limit, now, cost)) for limit in limits]
+            passes = all(count + cost <= limit.capacity or limit.shadow for limit, count, _, _ in peeked)
             replies = []
-            for limit, count, wait, reset_after in looks:
+            for limit, count, wait, reset_after in peeked:
                 remaining, charged_at = max(0, limit.capacity - count), -1
                 allowed = count + cost <= limit.capacity
                 if charge and passes and allowed:
                     state = self._states.setdefault(limit.key, self._state(limit))
                     charged_at = state.charge(limit, now, cost)
-                    _, _, reset_after = state.look(limit, now, 0)
+                    _, _, reset_after = state.peek(limit, now, 0)
                     remaining -= cost
                 retry_after = 0 if allowed else -1 if cost > limit.capacity else wait
                 replies.append(LocalReply(allowed, count, remaining, retry_after, reset_after, charged_at))

@@ -14,13 +14,14 @@ import ipaddress
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import backend
 from ..core import process
 from ..core.clock import local_time_ms
 from ..core.keys import Identity, IPAddress, decode, parse_address
 from ..core.policy import EVERY_POLICY, Policy
+from .overrides import Override
 
 KEY = "rlaas:networks"
 DIGEST_SIZE = 32  # characters
@@ -28,42 +29,26 @@ SPARE_TTL = 60_000  # ms that the key stays after the last has ended: clocks dif
 MAX_FOUND = 4096  # addresses whose overrides are remembered
 
 
-class NetworkOverride(NamedTuple):
-    """What applies to the clients in a network instead of a policy, or of every policy."""
-
-    network: str
-    policy: str
-    kind: str
-    until: int  # ms since the epoch
-    amount: int | None
-    every_client: bool  # also where a policy counts something else than addresses, such as users
-
-    @property
-    def text(self) -> str:
-        """As the script takes it."""
-        return f"{self.kind}:{self.until}:{self.amount or ''}"
-
-
 class Networks:
     """Overrides of networks, found by address."""
 
-    def __init__(self, overrides: Iterable[NetworkOverride]) -> None:
+    def __init__(self, overrides: Iterable[Override]) -> None:
         # By version and length of the prefix, and by the first address.
-        self._by_prefix: dict[tuple[int, int], dict[int, list[NetworkOverride]]] = {}
+        self._by_prefix: dict[tuple[int, int], dict[int, list[Override]]] = {}
         # One policy is narrower than all policies, so those of all come first.
         for override in sorted(overrides, key=lambda each: each.policy != EVERY_POLICY):
-            network = ipaddress.ip_network(override.network)
+            network = ipaddress.ip_network(override.identity)
             networks = self._by_prefix.setdefault((network.version, network.prefixlen), {})
             networks.setdefault(int(network.network_address), []).append(override)
         self._find = lru_cache(MAX_FOUND)(self._find_by_prefix)
 
-    def find(self, address: str) -> list[NetworkOverride]:
+    def find(self, address: str) -> list[Override]:
         """Return the overrides of an address, those of the widest network first."""
         parsed = parse_address(address.partition("/")[0])
         return [] if parsed is None else self._find(parsed)
 
-    def _find_by_prefix(self, parsed: IPAddress) -> list[NetworkOverride]:
-        found: list[NetworkOverride] = []
+    def _find_by_prefix(self, parsed: IPAddress) -> list[Override]:
+        found: list[Override] = []
         for version, length in sorted(self._by_prefix):
             if version == parsed.version:
                 shift = parsed.max_prefixlen - length
@@ -107,7 +92,7 @@ def _address(identity: Identity, identities: Iterable[str]) -> str:
     return next((decode(each)[1] for each in identities if each.startswith("ip=")), "")
 
 
-def publish(overrides: Sequence[NetworkOverride]) -> None:
+def publish(overrides: Sequence[Override]) -> None:
     """Replace the overrides of networks by these, for all processes within a second."""
     if overrides:
         ends = max(override.until for override in overrides)
@@ -118,7 +103,7 @@ def publish(overrides: Sequence[NetworkOverride]) -> None:
     refresh()
 
 
-def differs(overrides: Sequence[NetworkOverride]) -> bool:
+def differs(overrides: Sequence[Override]) -> bool:
     """Return whether Redis does not have these overrides, or has others."""
     return _read_digest() != (_text(overrides)[:DIGEST_SIZE] if overrides else "")
 
@@ -132,7 +117,7 @@ def refresh() -> None:
     (reply,) = backend.run_commands([("GET", KEY)])
     text = reply.decode() if isinstance(reply, bytes) else reply or ""
     entries: list[Any] = json.loads(text[DIGEST_SIZE:] or "[]")
-    current = Networks(NetworkOverride(*entry) for entry in entries) if entries else None
+    current = Networks(Override(*entry) for entry in entries) if entries else None
     _digest = text[:DIGEST_SIZE]
 
 
@@ -150,7 +135,7 @@ def _read_digest() -> str:
     return reply.decode() if isinstance(reply, bytes) else str(reply)
 
 
-def _text(overrides: Sequence[NetworkOverride]) -> str:
+def _text(overrides: Sequence[Override]) -> str:
     ordered = sorted(overrides, key=lambda each: each[:4])
     text = json.dumps(ordered, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=DIGEST_SIZE // 2).hexdigest() + text

@@ -10,8 +10,7 @@ them (models.Override); Redis has
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from .. import backend
 from ..backend.commands import script_call
@@ -25,20 +24,20 @@ BLOCK, EXEMPT, LIMIT, FACTOR = "block", "exempt", "limit", "factor"
 MARKER, MARKER_TTL = "rlaas:overrides", 30 * 86_400
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
-    """What applies to one identity instead of a policy, or of every policy."""
+class Override(NamedTuple):
+    """What applies to an identity, or to the clients in a network, instead of a policy, or of every policy."""
 
-    identity: str
+    identity: str  # or the network
     policy: str
     kind: str
     until: int  # ms since the epoch
     amount: int | None = None  # of a limit its units, of a factor thousandths
+    every_client: bool = False  # of a network: also where a policy counts something else than addresses, such as users
 
     @property
-    def field(self) -> tuple[str, str]:
-        """The field and the value in Redis."""
-        return self.policy, f"{self.kind}:{self.until}:{self.amount or ''}"
+    def text(self) -> str:
+        """As the script takes it."""
+        return f"{self.kind}:{self.until}:{self.amount or ''}"
 
 
 class HasKind(Protocol):
@@ -68,7 +67,7 @@ def publish(identity: str, overrides: Iterable[Override]) -> None:
     fields: list[str] = []
     ends = 0
     for override in overrides:
-        fields += override.field
+        fields += (override.policy, override.text)
         ends = max(ends, override.until)
     topology = backend.topology()
     key = override_key(hash_tag=topology.clustered).key(identity)
@@ -84,7 +83,7 @@ def differing(wanted: Mapping[str, Iterable[Override]]) -> list[str]:
     found = []
     for (identity, overrides), reply in zip(wanted.items(), replies, strict=True):
         words = [word.decode() if isinstance(word, bytes) else word for word in reply]
-        if dict(zip(words[::2], words[1::2], strict=True)) != dict(each.field for each in overrides):
+        if dict(zip(words[::2], words[1::2], strict=True)) != {each.policy: each.text for each in overrides}:
             found.append(identity)
     return found
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .compiled import Check, ReplyDecision
 
 MAX_AGE = 1.0  # seconds, while Redis is available
-MAX_AGE_BESIDE_OTHERS = 0.1  # where a policy that passed may come to refuse for longer
+MAX_AGE_MIXED = 0.1  # where other policies passed: one of them may refuse meanwhile, with a longer wait
 MAX_ENTRIES = 10_000
 
 
@@ -92,7 +92,7 @@ def _max_age(refusal: Decision) -> float:
     """Return for how long a refusal is repeated: a policy that passed may refuse meanwhile, with a longer wait."""
     passed = [outcome.policy for outcome in refusal.outcomes if outcome.allowed]
     longest = max((_longest_wait(policy) for policy in passed), default=0)
-    return MAX_AGE if refusal.retry_after >= longest + MAX_AGE or not passed else MAX_AGE_BESIDE_OTHERS
+    return MAX_AGE if refusal.retry_after >= longest + MAX_AGE or not passed else MAX_AGE_MIXED
 
 
 def _longest_wait(policy: Policy) -> float:

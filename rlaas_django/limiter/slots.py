@@ -15,7 +15,7 @@ from .fallback import LocalReceipt
 
 
 class SlotCheck:
-    """The progress of such a check. Once a slot refuses, the others are only looked at."""
+    """A check over several hash slots. Once a slot refuses, the others are peeked, not charged."""
 
     def __init__(self, check: Check) -> None:
         self.check, policy_set = check, check.policy_set

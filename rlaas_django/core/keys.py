@@ -112,7 +112,7 @@ def identify(identity: Identity, policy: Policy, encoding: Encoding) -> str:
         kind, name = "ip", identity.get("ip")
     if name in (None, ""):
         raise ValueError(f"Policy {policy.name!r} counts by {policy.key!r}, which {identity!r} does not give.")
-    if kind == "ip" and type(name) is str:
+    if kind == "ip" and type(name) is str and len(name) <= MAX_LENGTH:
         return _encode_address(name, encoding.ipv6_prefix)
     return encode_name(kind, name, encoding)
 
@@ -137,7 +137,7 @@ def encode_name(kind: str, name: object, encoding: Encoding) -> str:
         raise ValueError(f"An identity of kind {kind!r} is empty; all without one would share a counter.")
     if kind == "user":
         return encoded_users[text]
-    if kind == "ip":
+    if kind == "ip" and len(text) <= MAX_LENGTH:  # no address is longer
         return _encode_address(text, encoding.ipv6_prefix)
     if kind in ("token", "header"):
         text = credential_digest(text, encoding.secret())  # a credential, or likely one
@@ -212,12 +212,8 @@ class EncodedUsers(dict[str, str]):
 encoded_users = EncodedUsers()
 
 
+@lru_cache(maxsize=4096)  # given short text only, so that the cache stays small
 def _encode_address(text: str, ipv6_prefix: int) -> str:
-    return _encode_short_address(text, ipv6_prefix) if len(text) <= MAX_LENGTH else f"ip={encode(text)}"
-
-
-@lru_cache(maxsize=4096)  # of short text, so that the cache stays small
-def _encode_short_address(text: str, ipv6_prefix: int) -> str:
     return f"ip={encode(counted_address(text, ipv6_prefix))}"
 
 

@@ -69,8 +69,8 @@ _timed: list[Observer] = []  # those that want the latency
 def add(observer: Observer, *, latency: bool = False, count: Count | None = None) -> None:
     """Have an observer called with each observation; with `latency`, calls to Redis are timed for it.
 
-    `count` is a shortcut: while this is the only observer, it gets each allowed decision, and an Observation is made only
-    if it returns False. To make one takes longer than to count.
+    `count` is a shortcut: while this is the only observer, it gets each allowed decision. An Observation, which takes
+    longer to make, is made only if it returns False.
     """
     observers.setdefault(observer, count)
     if latency:

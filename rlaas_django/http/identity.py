@@ -113,7 +113,7 @@ def _posted(request: HttpRequest, name: str) -> str | None:
             # JSON whatever the client calls it: there are views that do not look at the content type either.
             data = request.POST if name in request.POST else _json(request)
         except UnreadablePostError:
-            return None  # so that the address counts; it is the view's error, if it reads the body
+            return None  # counted by address; it is the view's error, if it reads the body
     found = data.get(name) if isinstance(data, Mapping) else None
     if isinstance(found, bool) or not isinstance(found, (str, int, float)):
         return None  # a list, say, which no view takes for a user name
@@ -135,7 +135,7 @@ _token68 = re.compile(r"([A-Za-z0-9._~+/-]+)=*").fullmatch  # RFC 9110: what a c
 
 
 def _credential(header: str) -> str | None:
-    """Return the credential in one form, however it is spelled; None, so that the address counts, if it has none."""
+    """Return the credential in one form, however it is spelled; None, to count by address, if it has none."""
     *scheme, credential = header.split() or [""]  # at any white space, as frameworks do
     found = _token68(credential)
     if found is None or len(scheme) > 1:

@@ -57,7 +57,7 @@ class PolicyLimits:
         return (conf.config().derived.get(self._limits) or self._limits.prepare()).calls_site_functions
 
     def decision(self, request: Any) -> Decision | None:
-        """Return what they decided about a request, whoever checked them."""
+        """Return what they decided about a request, whichever limits checked them."""
         state: RequestState | None = getattr(request, STATE, None)
         outcomes = {} if state is None else state.outcomes
         return combine(outcome for name, outcome in outcomes.items() if name in self._names)

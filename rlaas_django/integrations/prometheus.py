@@ -34,7 +34,7 @@ __all__ = ["Metrics", "exposition"]
 
 DECISIONS = "rlaas_decisions", "Decisions by policy and result", ("policy", "result")
 BREAKER = "rlaas_circuit_breaker_open", "Whether the circuit breaker of a Redis server is open (1)", ("server",)
-DROPPED = "rlaas_statistics_dropped", "Observations dropped from the statistics while Redis was unavailable"
+DROPPED = "rlaas_statistics_dropped", "Observations that are missing in the statistics"
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)  # seconds
 
 

@@ -12,17 +12,9 @@ from ..backend.commands import Call, pack
 from ..backend.errors import UnexpectedReplyError
 from ..backend.scripts import Script, for_algorithms
 from ..conf import Config
-from ..core import clock
+from ..core import clock, keys
 from ..core.decision import Decision, Outcome
-from ..core.keys import (
-    EncodedIdentity,
-    Identity,
-    counter_key,
-    encoded_users,
-    identify,
-    key_kind,
-    override_key,
-)
+from ..core.keys import Identity
 from ..core.policy import (
     DEFAULT,
     FIXED_WINDOW,
@@ -88,10 +80,10 @@ class CompiledPolicySet:
         # A shadow policy's outcome may change while another one refuses, so such a refusal is not cached.
         self.cacheable = config.local_refusals and self.in_one_call and not self.has_shadow
         self.refusals = cached_refusals()
-        self.all_by_user = all(key_kind(policy.key) in ("user", "user_or_ip") for policy in policies)
-        self._override = override_key(hash_tag=topology.clustered)
+        self.all_by_user = all(keys.key_kind(policy.key) in ("user", "user_or_ip") for policy in policies)
+        self._override = keys.override_key(hash_tag=topology.clustered)
         pairs, clustered = [*zip(policies, self.arguments, strict=True)], topology.clustered
-        self._counters = [counter_key(p.name, a.algo, a.window // 1000, hash_tag=clustered) for p, a in pairs]
+        self._counters = [keys.counter_key(p.name, a.algo, a.window // 1000, hash_tag=clustered) for p, a in pairs]
         words = [(*each, int(policy.shadow), policy.name) for policy, each in pairs]
         self._words = [word for each in words for word in each]
         self.templates: dict[int, Template] = {}  # by the length of the identity
@@ -109,13 +101,13 @@ class CompiledPolicySet:
     def identify(self, identity: Identity) -> tuple[str, ...]:
         """Return the encoded identity that each policy counts."""
         if self.all_by_user and type(identity) is str and identity:
-            encoded = encoded_users[identity]
-        elif type(identity) is EncodedIdentity:
+            encoded = keys.encoded_users[identity]
+        elif type(identity) is keys.EncodedIdentity:
             encoded = identity
         elif len(self.policies) == 1:
-            encoded = identify(identity, self.policies[0], self._encoding)
+            encoded = keys.identify(identity, self.policies[0], self._encoding)
         else:
-            return tuple([identify(identity, policy, self._encoding) for policy in self.policies])
+            return tuple([keys.identify(identity, policy, self._encoding) for policy in self.policies])
         return (encoded,) * len(self.policies)
 
     def check_cost(self, cost: int) -> None:
@@ -264,6 +256,10 @@ class ReplyDecision(Decision):
             self.made_outcomes = tuple(made)
         return self.made_outcomes
 
+    @property
+    def is_cached(self) -> bool:  # type: ignore[override]
+        return self.age > 0
+
     def passes_below(self, percent: int) -> bool:
         """Return whether all policies pass, and after this request less than so much of each limit is used."""
         reply = self.reply
@@ -273,9 +269,9 @@ class ReplyDecision(Decision):
                 return False
         return True
 
-    def after(self, seconds: float) -> CachedRefusal:
+    def after(self, seconds: float) -> ReplyDecision:
         """Return this refusal, which is a new one, as it is some seconds later."""
-        later: CachedRefusal = CachedRefusal()
+        later: ReplyDecision = ReplyDecision()
         later.check, later.reply, later.index = self.check, self.reply, self.index
         later.age, later.made_outcomes = seconds, ()
         later.allowed, later.degraded, later.latency, later.receipts = False, False, None, []
@@ -284,13 +280,6 @@ class ReplyDecision(Decision):
         later.reset_after = max(0.0, self.reset_after - seconds)
         later.ttl = self.check.policy_set.ttls[self.index] or _left_of_window(self.policy, self.reply[0], seconds)
         return later
-
-
-class CachedRefusal(ReplyDecision):
-    """A refusal repeated from memory, without a call to Redis."""
-
-    __slots__ = ()
-    is_cached = True
 
 
 def _left_of_window(policy: Policy, at: int, age: float) -> int:
@@ -335,30 +324,22 @@ def plan(identity: Identity, policy: Policies | CompiledPolicySet, cost: int, ch
 def compile_policies(policy: Policies) -> CompiledPolicySet:
     """Return the compiled set of a policy, of its name, or of several; None is the default policy."""
     config = conf.config()
-    # A policy equals its name, which the settings may define otherwise: so a key has policies, or a name and `str`.
     key: Any = policy
     if policy is None or type(policy) is str:
-        key = policy, str
+        key = policy, str  # with the type: a policy equals its name, which the settings may define otherwise
     elif not isinstance(policy, Policy):
-        key = policy = _without_names(policy, config)
+        policy = (policy,) if isinstance(policy, str) else tuple(policy)
+        key = (*policy, *map(type, policy))
     found: CompiledPolicySet | None = config.compiled.get(key)
     return found or _compile(policy, key, config)
 
 
-def _without_names(policies: Sequence[str | Policy], config: Config) -> tuple[Policy, ...]:
-    """Return several policies, with those of the settings in place of their names."""
-    given = (policies,) if isinstance(policies, str) else tuple(policies)
-    for each in given:
-        if not isinstance(each, Policy):
-            return tuple([config.policy(name) if isinstance(name, str) else name for name in given])
-    return given  # type: ignore[return-value]
-
-
-def _compile(policy: str | Policy | tuple[Policy, ...] | None, key: Any, config: Config) -> CompiledPolicySet:
+def _compile(policy: Policies, key: Any, config: Config) -> CompiledPolicySet:
     chosen: dict[str, Policy] = {}
-    for each in policy if isinstance(policy, tuple) else _without_names((policy or DEFAULT,), config):
-        if chosen.setdefault(each.name, each) != each:
-            raise PolicyError(f"Two different policies are named {each.name!r}; a policy's name is its counter.")
+    for each in policy if isinstance(policy, tuple) else (policy or DEFAULT,):
+        found = each if isinstance(each, Policy) else config.policy(each)
+        if chosen.setdefault(found.name, found) != found:
+            raise PolicyError(f"Two different policies are named {found.name!r}; a policy's name is its counter.")
     if not chosen:
         raise ValueError("There is no policy to check; name one, or leave it out for the default.")
     if len(config.compiled) >= MAX_COMPILED:

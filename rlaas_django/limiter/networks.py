@@ -122,7 +122,7 @@ def refresh() -> None:
 
 
 def reset() -> None:
-    """Forget them, until they are read again."""
+    """Have none, until they are read again."""
     global current, _digest
     current, _digest = None, ""
 

@@ -136,7 +136,7 @@ def encode_name(kind: str, name: object, encoding: Encoding) -> str:
     if not text:
         raise ValueError(f"An identity of kind {kind!r} is empty; all without one would share a counter.")
     if kind == "user":
-        return encoded_users[text]
+        return encode_user(text)
     if kind == "ip" and len(text) <= MAX_LENGTH:  # no address is longer
         return _encode_address(text, encoding.ipv6_prefix)
     if kind in ("token", "header"):
@@ -195,21 +195,19 @@ def digest(text: str, key: bytes = b"") -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, key=key).hexdigest()
 
 
-class EncodedUsers(dict[str, str]):
-    """The encoded identities of users by name: names repeat, and to encode one takes ten times as long as a look-up."""
-
-    MAX_ENTRIES = 4096
-
-    def __missing__(self, name: str) -> str:
-        encoded = "%67lobal" if name == GLOBAL else encode(name)
-        if len(name) <= MAX_LENGTH:
-            if len(self) >= self.MAX_ENTRIES:
-                self.clear()
-            self[name] = encoded
-        return encoded
+# The encoded identities of users by name: names repeat, and to encode one takes ten times as long as a look-up.
+encoded_users: dict[str, str] = {}
+MAX_ENCODED_USERS = 4096
 
 
-encoded_users = EncodedUsers()
+def encode_user(name: str) -> str:
+    """Return the encoded identity of a user; keep it, unless it is long."""
+    encoded = "%67lobal" if name == GLOBAL else encode(name)
+    if len(name) <= MAX_LENGTH:
+        if len(encoded_users) >= MAX_ENCODED_USERS:
+            encoded_users.clear()
+        encoded_users[name] = encoded
+    return encoded
 
 
 @lru_cache(maxsize=4096)  # given short text only, so that the cache stays small

@@ -101,7 +101,7 @@ class CompiledPolicySet:
     def identify(self, identity: Identity) -> tuple[str, ...]:
         """Return the encoded identity that each policy counts."""
         if self.all_by_user and type(identity) is str and identity:
-            encoded = keys.encoded_users[identity]
+            encoded = keys.encoded_users.get(identity) or keys.encode_user(identity)
         elif type(identity) is keys.EncodedIdentity:
             encoded = identity
         elif len(self.policies) == 1:

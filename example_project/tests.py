@@ -15,7 +15,7 @@ from example_project import people, traffic
 from example_project import settings as demo_settings
 from example_project.cards import PANELS
 from rlaas_django.stats import reader
-from rlaas_django.testing import embedded_redis, frozen_clock
+from rlaas_django.testing import embedded_redis, frozen_clock, reset
 
 ALLOWED = {
     "bare": 5,
@@ -232,6 +232,7 @@ def test_only_a_demo_has_it(client, settings, path):
 @pytest.fixture
 def real_server(settings, clock):  # noqa: ARG001
     """The demo's own server: fakeredis does not measure memory."""
+    reset()  # or the background thread would write the statistics of earlier tests there
     settings.CACHES = demo_settings.CACHES
 
 

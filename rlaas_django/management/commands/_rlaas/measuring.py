@@ -26,9 +26,9 @@ LEAST_TTL = 10 * 60_000  # ms
 TIMEOUT = 30.0  # seconds
 # What MEMORY USAGE leaves out of a key with an expiry, in bytes: its places in two hash tables, and rounding.
 TABLES = 50
-# By which share the growth of the server's memory may differ from that. It counts everything, but on a server that
-# others use it counts what they do, too.
-PLAUSIBLE = 0.25
+# The growth of the server's memory counts everything, but also what others do, and what the server frees meanwhile. So
+# it counts only if it is so large, in bytes, and differs from MEMORY USAGE by no more than this share.
+LEAST_GROWTH, PLAUSIBLE = 1_000_000, 0.25
 WARM_UP = EncodedIdentity("plan=warm-up")
 
 
@@ -50,10 +50,9 @@ class Sample:
         self._limit, window = min(rate.limit, MAX_LIMIT), rate.window * 1000
         steps = min(self._limit, MAX_STEPS)
         self.size = max(LEAST_SAMPLE, min(CALLS // steps, UNITS // self._limit, LARGEST_SAMPLE))
-        chance = random.Random(1)  # noqa: S311  (no secret)
+        self._chance = random.Random(1)  # noqa: S311  (no secret)
         self._start = time.time_ns() // 1_000_000 // window * window  # of a window, so that all are in the same
-        times = sorted(self._start + chance.randrange(window) for _ in range(steps))
-        self._steps = [(now, self._limit // steps + (i < self._limit % steps)) for i, now in enumerate(times)]
+        self._costs = [self._limit // steps + (i < self._limit % steps) for i in range(steps)]
         # Calls run in a thread, which Ctrl-C does not reach: of a message that is broken off, the server would still
         # run the rest, and make keys after they were deleted.
         self._thread = ThreadPoolExecutor(1)
@@ -72,7 +71,7 @@ class Sample:
     @property
     def calls(self) -> int:
         """How many calls an algorithm takes."""
-        return self.size * len(self._steps)
+        return self.size * len(self._costs)
 
     def measure(self, algo: str, progress: Callable[[int], None]) -> Measured:
         """Fill the sample under an algorithm, and return what it takes."""
@@ -85,7 +84,7 @@ class Sample:
         warm_up = self._checks(policies, [WARM_UP])
         _raise_errors(self._execute(warm_up * (CALLS_TOGETHER // len(warm_up))))
         before = self._data_size()
-        together = max(1, CALLS_TOGETHER // len(self._steps))
+        together = max(1, CALLS_TOGETHER // len(self._costs))
         for start in range(0, self.size, together):
             identities = [EncodedIdentity(f"plan={n:09}") for n in range(start, min(start + together, self.size))]
             self._keys += (self._key(policies, identity) for identity in identities)
@@ -100,19 +99,21 @@ class Sample:
         calls = [Call(None, key, pack(("MEMORY", "USAGE", key))) for key in self._keys[first + 1 :]]
         sizes = [size for size in self._execute(calls) if size and not isinstance(size, Exception)]
         used = sum(sizes) / max(1, len(sizes)) + TABLES
-        if abs(grown - used) < PLAUSIBLE * used:
+        if grown * self.size >= LEAST_GROWTH and abs(grown - used) < PLAUSIBLE * used:
             used = grown
         if algo in (SLIDING_WINDOW, SLIDING_WINDOW_COMPACT):
             used *= self.rate.limit / self._limit
         return Measured(algo, round(used), round(self.calls / seconds))
 
     def _checks(self, policies: CompiledPolicySet, identities: Iterable[EncodedIdentity]) -> list[Call]:
-        """Return the checks that use up the limits of some identities, on a frozen clock."""
+        """Return the checks that use up the limits of some identities, each at times of its own, on a frozen clock."""
         calls: list[Call] = []
         with frozen_clock(0) as clock:
-            for now, cost in self._steps:
-                clock.ms = now
-                calls += [plan(identity, policies, cost).pack() for identity in identities]
+            for identity in identities:
+                times = sorted(self._chance.randrange(self.rate.window * 1000) for _ in self._costs)
+                for time_in_window, cost in zip(times, self._costs, strict=True):
+                    clock.ms = self._start + time_in_window
+                    calls.append(plan(identity, policies, cost).pack())
         return calls
 
     def _key(self, policies: CompiledPolicySet, identity: str) -> str:

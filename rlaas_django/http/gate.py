@@ -14,14 +14,13 @@ from typing import Any
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
-from django.utils.functional import SimpleLazyObject
 
 from .. import conf, limiter, signals
 from ..backend import UnavailableError
 from ..core.decision import Decision, combine
 from ..limiter.compiled import CompiledPolicySet, compile_policies
 from . import login, responses
-from .identity import RequestIdentity
+from .identity import RequestIdentity, load_user
 from .limits import Limits, Prepared, with_fixed_rates
 from .request_state import STATE, Charge, RequestState
 from .site_functions import call_cost, is_charged
@@ -215,16 +214,6 @@ async def _aresolve(gate: Gate, prepared: Prepared) -> Resolved:
     if prepared.calls_site_functions:
         return await responses.in_thread(gate.resolve)(prepared)  # type: ignore[no-any-return]
     return gate.resolve(prepared)
-
-
-async def load_user(request: Any) -> None:
-    """Load a lazy `request.user` in a thread, as that may take the session and the database.
-
-    Not by `request.auser()`, which is the user of the session: another middleware may have set one of its own, such as
-    that of a token, or one that is verified by a second factor.
-    """
-    if isinstance(user := getattr(request, "user", None), SimpleLazyObject):
-        await responses.in_thread(bool)(user)
 
 
 def _refuse(gate: Gate, refusal: Decision) -> HttpResponseBase:

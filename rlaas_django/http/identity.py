@@ -15,11 +15,13 @@ from uuid import UUID
 
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, RawPostDataException, UnreadablePostError
+from django.utils.functional import SimpleLazyObject
 
 from .. import conf, log
 from ..core.keys import IPAddress, Name, credential_digest, key_kind, parse_address
 from ..core.policy import KeyFunction
 from ..core.text import fold
+from .responses import in_thread
 from .site_functions import call_key
 
 ERRORS = "_rate_limit_errors"  # the attribute of a framework's request with the errors to raise once it is counted
@@ -84,6 +86,16 @@ def read_attribute(request: HttpRequest, name: str, on_error: Any = None) -> Any
             raise
         errors.append(error)
         return on_error
+
+
+async def load_user(request: Any) -> None:
+    """Load a lazy `request.user` in a thread, as that may take the session and the database.
+
+    Not by `request.auser()`, which is the user of the session: another middleware may have set one of its own, such as
+    that of a token, or one that is verified by a second factor.
+    """
+    if isinstance(user := getattr(request, "user", None), SimpleLazyObject):
+        await in_thread(bool)(user)
 
 
 def _user(request: HttpRequest) -> Name | None:

@@ -22,8 +22,7 @@ from ninja.errors import Throttled
 from .. import conf, log
 from ..core.decision import Decision
 from ..core.policy import Policy
-from ..http.gate import load_user
-from ..http.identity import client_address
+from ..http.identity import client_address, load_user
 from ..http.responses import in_thread
 from ..http.throttles import PolicyLimits, adecide, decide, plan_all, with_headers
 from .throttles import RateThrottle, user_or_address

@@ -28,7 +28,7 @@ TIMEOUT = 30.0  # seconds
 TABLES = 50
 # The growth of the server's memory counts everything, but also what others do, and what the server frees meanwhile. So
 # it counts only if it is so large, in bytes, and differs from MEMORY USAGE by no more than this share.
-LEAST_GROWTH, PLAUSIBLE = 1_000_000, 0.25
+LEAST_GROWTH, PLAUSIBLE = 300_000, 0.25
 WARM_UP = EncodedIdentity("plan=warm-up")
 
 

@@ -64,23 +64,23 @@ lint: $(VENV)/.installed ## Check style, types, layers and Lua
 	$(BIN)/mypy rlaas_django tests/typing
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_scripts.py -k valid_lua
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/backend/test_scripts.py -k valid_lua
 
 format: $(VENV)/.installed ## Mend style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 conformance: $(VENV)/.installed ## Run the own tests of django-ratelimit and Django REST framework on our adapters
-	RLAAS_CONFORMANCE=1 $(BIN)/python -m pytest tests/test_conformance.py $(ARGS)
+	RLAAS_CONFORMANCE=1 $(BIN)/python -m pytest tests/integrations/test_conformance.py $(ARGS)
 
 servers: $(VENV)/.installed ## Run the tests on the oldest and newest servers available
-	$(BIN)/python -m tests.servers $(ARGS)
+	$(BIN)/python -m tests.support.servers $(ARGS)
 
 cluster: $(VENV)/.installed ## Run the tests of the core on a Redis Cluster
-	$(BIN)/python -m tests.on_cluster $(ARGS)
+	$(BIN)/python -m tests.support.on_cluster $(ARGS)
 
 matrix: $(VENV)/.installed ## Run the tests on each Python and Django available
-	$(BIN)/python -m tests.matrix $(ARGS)
+	$(BIN)/python -m tests.support.matrix $(ARGS)
 
 coverage: $(VENV)/.installed ## Measure which lines and branches of the package the tests run; at least 97 %
 	rm -f .coverage*

@@ -12,7 +12,6 @@ from rest_framework import throttling
 from rest_framework.response import Response
 from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView
-
 from rlaas_django.integrations import drf as integration
 
 from . import ours, server

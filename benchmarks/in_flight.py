@@ -10,7 +10,6 @@ from functools import partial
 from typing import NamedTuple
 
 import redis.asyncio
-
 from rlaas_django import acheck
 
 from . import async_peers, ours, server

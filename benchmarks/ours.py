@@ -10,7 +10,6 @@ from functools import partial
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
-
 from rlaas_django import Decision, Policy, check
 
 from . import server

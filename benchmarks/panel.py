@@ -11,9 +11,8 @@ from django.core.management import call_command
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import reverse
-
 from rlaas_django import Policy, check, rate_limit, stats
-from rlaas_django.core.observers import REQUEST, Observation
+from rlaas_django.runtime.observers import REQUEST, Observation
 from rlaas_django.stats import background, recorder
 
 from . import server

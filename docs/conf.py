@@ -27,7 +27,10 @@ autodoc_member_order = "bysource"
 
 html_theme = "furo"
 html_title = "rlaas_django"
-html_static_path = ["_static", *(f"../example_project/static/demo/playground.{kind}" for kind in ("css", "js"))]
+html_static_path = [
+    "_static",
+    *(f"../example_project/static/demo/playground.{kind}" for kind in ("css", "js")),
+]
 html_theme_options = {
     "source_repository": "https://github.com/rlaas-django/rlaas_django/",
     "source_branch": "main",
@@ -37,14 +40,37 @@ html_theme_options = {
 # What people type into the search box where the words of a page alone rank others first: Sphinx lists the page of a
 # main index entry before the pages that merely have its words.
 SEARCHES = {
-    "algorithms": ["which algorithm", "sliding window", "fixed window", "token bucket", "leaky bucket"],
+    "algorithms": [
+        "which algorithm",
+        "sliding window",
+        "fixed window",
+        "token bucket",
+        "leaky bucket",
+    ],
     "choosing-a-limit": ["dry run", "shadow mode"],
     "cluster": ["redis cluster", "redis sentinel"],
-    "commands": ["see who is blocked", "list blocked ips", "ban ip", "unblock user", "reset user"],
-    "decorator": ["limit by user", "limit whole site", "limit requests per minute", "rate limit middleware"],
+    "commands": [
+        "see who is blocked",
+        "list blocked ips",
+        "ban ip",
+        "unblock user",
+        "reset user",
+    ],
+    "decorator": [
+        "limit by user",
+        "limit whole site",
+        "limit requests per minute",
+        "rate limit middleware",
+    ],
     "django-ratelimit": ["migrate from django-ratelimit"],
     "exempting": ["whitelist ip", "disable rate limiting"],
-    "failure": ["redis down", "redis is down", "redis fails", "fail open", "fail closed"],
+    "failure": [
+        "redis down",
+        "redis is down",
+        "redis fails",
+        "fail open",
+        "fail closed",
+    ],
     "headers": ["retry-after", "rate limit headers"],
     "index": ["install"],
     "login": ["brute force login", "lockout"],
@@ -55,10 +81,23 @@ SEARCHES = {
     "sizing": ["memory"],
     "tasks": ["celery task rate limit"],
     "tenants": ["multi tenant"],
-    "testing": ["test rate limited view", "unit test without redis", "disable in tests", "testing"],
+    "testing": [
+        "test rate limited view",
+        "unit test without redis",
+        "disable in tests",
+        "testing",
+    ],
     "troubleshooting": [
-        *("rate limit not working", "rate limiting not working", "more requests than limit"),
-        *("logged in user counted by ip", "all users share one counter", "429 in tests"),
+        *(
+            "rate limit not working",
+            "rate limiting not working",
+            "more requests than limit",
+        ),
+        *(
+            "logged in user counted by ip",
+            "all users share one counter",
+            "429 in tests",
+        ),
     ],
 }
 

@@ -21,7 +21,9 @@ def main() -> None:
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stopped.set())
-    site = listen(os.environ.get("PORT") or "8000")  # before anything is started that would have to be stopped
+    site = listen(
+        os.environ.get("PORT") or "8000"
+    )  # before anything is started that would have to be stopped
     server = prepare()
     serve(site)
     print(greeting(site.server_port, server), flush=True)
@@ -40,7 +42,9 @@ def listen(port: str) -> ThreadedWSGIServer:
         sys.exit(f"PORT should be a number from 1 to 65535, not {port!r}.")
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            sys.exit(f"Port {port} is in use; choose another, such as `make run PORT={int(port) + 1}`.")
+            sys.exit(
+                f"Port {port} is in use; choose another, such as `make run PORT={int(port) + 1}`."
+            )
         sys.exit(f"Port {port} cannot be used: {error.strerror}.")
 
 
@@ -73,7 +77,9 @@ def serve(site: ThreadedWSGIServer) -> None:
     from example_project.wsgi import application
 
     site.set_app(StaticFilesHandler(application))
-    threading.Thread(target=site.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
+    threading.Thread(
+        target=site.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
+    ).start()
 
 
 def greeting(port: int, server: str) -> str:
@@ -81,7 +87,11 @@ def greeting(port: int, server: str) -> str:
 
     from example_project.people import ADMIN, PASSWORD, PEOPLE
 
-    where = "REDIS_URL" if "REDIS_URL" in os.environ else settings.CACHES["default"]["LOCATION"]
+    where = (
+        "REDIS_URL"
+        if "REDIS_URL" in os.environ
+        else settings.CACHES["default"]["LOCATION"]
+    )
     return f"""
   The demo   http://{HOST}:{port}/
   Admin      http://{HOST}:{port}/admin/   user {ADMIN}, password {ADMIN}

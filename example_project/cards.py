@@ -11,7 +11,14 @@ from django.utils.safestring import SafeString
 
 from . import api, settings, source, views
 
-TRY, TRY_FORM, TRY_TOKENS, TRY_OUTAGE, OPEN, CURL = "try", "form", "tokens", "outage", "open", "curl"
+TRY, TRY_FORM, TRY_TOKENS, TRY_OUTAGE, OPEN, CURL = (
+    "try",
+    "form",
+    "tokens",
+    "outage",
+    "open",
+    "curl",
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,9 @@ class Panel:
 
     @property
     def code(self) -> SafeString:
-        return source.highlighted("\n\n".join(filter(None, [self.before, source.of_function(self.view)])))
+        return source.highlighted(
+            "\n\n".join(filter(None, [self.before, source.of_function(self.view)]))
+        )
 
     @property
     def curl(self) -> str:
@@ -200,8 +209,18 @@ SECTIONS = (
                 "Stop the demo's own Redis and go on pressing. The first request waits for one timeout at most; then "
                 "the circuit breaker is open and each view does what its policy says. Start Redis again, and within "
                 "two seconds it decides again.",
-                Panel(views.fail_open, "Fail open", "The default: allowed, without a limit.", TRY_OUTAGE),
-                Panel(views.fail_closed, "Fail closed", "Refused with 503 and Retry-After.", TRY_OUTAGE),
+                Panel(
+                    views.fail_open,
+                    "Fail open",
+                    "The default: allowed, without a limit.",
+                    TRY_OUTAGE,
+                ),
+                Panel(
+                    views.fail_closed,
+                    "Fail closed",
+                    "Refused with 503 and Retry-After.",
+                    TRY_OUTAGE,
+                ),
                 Panel(
                     views.count_locally,
                     "Local fallback",
@@ -218,7 +237,9 @@ SECTIONS = (
             Card.of(
                 "Without a decorator",
                 "The middleware limits paths by the settings alone; the view knows nothing of it.",
-                Panel(views.report, before=source.of_variable(settings, "RATE_LIMITER")),
+                Panel(
+                    views.report, before=source.of_variable(settings, "RATE_LIMITER")
+                ),
             ),
             Card.of(
                 "A page for people",
@@ -229,4 +250,9 @@ SECTIONS = (
         ),
     ),
 )
-PANELS = {panel.name: panel for section in SECTIONS for card in section.cards for panel in card.panels}
+PANELS = {
+    panel.name: panel
+    for section in SECTIONS
+    for card in section.cards
+    for panel in card.panels
+}

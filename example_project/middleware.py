@@ -26,7 +26,9 @@ def remember_policies(get_response: GetResponse) -> GetResponse:
     def middleware(request: HttpRequest) -> HttpResponseBase:
         response = get_response(request)
         if decision := getattr(request, "rate_limit", None):
-            _policies[request.path, request.user.pk] = tuple(outcome.policy for outcome in decision.outcomes)
+            _policies[request.path, request.user.pk] = tuple(
+                outcome.policy for outcome in decision.outcomes
+            )
         return response
 
     return middleware

@@ -42,7 +42,12 @@ def asking(request: HttpRequest) -> dict[str, Any]:
 
 @require_GET
 def start(request: HttpRequest) -> HttpResponse:
-    context = {"sections": SECTIONS, "people": [*PEOPLE, ""], "admin": ADMIN, "own_redis": redis_server.own is not None}
+    context = {
+        "sections": SECTIONS,
+        "people": [*PEOPLE, ""],
+        "admin": ADMIN,
+        "own_redis": redis_server.own is not None,
+    }
     return render(request, "demo/start.html", context)
 
 
@@ -52,7 +57,9 @@ def counters(request: HttpRequest) -> JsonResponse:
     found = {}
     for name, panel in PANELS.items():
         if policies := policies_at(panel.url, request):
-            found[name] = [figures(outcome) for outcome in peek(asking(request), policies).outcomes]
+            found[name] = [
+                figures(outcome) for outcome in peek(asking(request), policies).outcomes
+            ]
     return JsonResponse(found)
 
 
@@ -88,7 +95,12 @@ def act_as(request: HttpRequest) -> HttpResponse:
     username = request.POST.get("username", "")
     logout(request)
     if username:
-        login(request, get_object_or_404(get_user_model(), username=username, username__in=PEOPLE))
-    if request.headers.get("Accept") == "application/json":  # the page's script, which keeps its results
+        login(
+            request,
+            get_object_or_404(get_user_model(), username=username, username__in=PEOPLE),
+        )
+    if (
+        request.headers.get("Accept") == "application/json"
+    ):  # the page's script, which keeps its results
         return JsonResponse({"username": username, "csrf": get_token(request)})
     return redirect("start")

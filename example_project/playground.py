@@ -23,7 +23,12 @@ from rlaas_django import Policy, PolicyError, backend
 from rlaas_django.backend.commands import Call, pack
 from rlaas_django.backend.scripts import for_algorithms
 from rlaas_django.core.keys import counter_key, override_key
-from rlaas_django.core.policy import ALGORITHMS, FIXED_WINDOW, TOKEN_BUCKET, script_arguments
+from rlaas_django.core.policy import (
+    ALGORITHMS,
+    FIXED_WINDOW,
+    TOKEN_BUCKET,
+    script_arguments,
+)
 
 START = 1_700_006_400_000  # ms; a multiple of every window that divides an hour, so that fixed windows begin with it
 MAX_REQUESTS = 400
@@ -68,8 +73,12 @@ class Run:
             raise ValueError(f"A run has steps and requests: {error}") from error
         if not steps or steps[0].at > 0 or len(steps) > 50:
             raise ValueError("A run has 1 to 50 steps; the first begins at 0.")
-        if len(requests) > MAX_REQUESTS or any(not 0 <= each.at <= DURATION for each in requests):
-            raise ValueError(f"A run has at most {MAX_REQUESTS} requests, within {DURATION // 60_000} minutes.")
+        if len(requests) > MAX_REQUESTS or any(
+            not 0 <= each.at <= DURATION for each in requests
+        ):
+            raise ValueError(
+                f"A run has at most {MAX_REQUESTS} requests, within {DURATION // 60_000} minutes."
+            )
         return run
 
     def step_at(self, at: int) -> Step:
@@ -85,7 +94,9 @@ def _whole_number(value: Any) -> int:
 @require_GET
 @ensure_csrf_cookie
 def page(request: HttpRequest) -> HttpResponse:
-    return render(request, "demo/playground.html", {"start": START, "algorithms": ALGORITHMS})
+    return render(
+        request, "demo/playground.html", {"start": START, "algorithms": ALGORITHMS}
+    )
 
 
 @require_POST
@@ -104,12 +115,18 @@ def decisions(run: Run, algo: str) -> Iterator[dict[str, Any]]:
     """Yield what the algorithm's script decides about each request, in the order of time."""
     identity, numbers = f"playground-{uuid.uuid4().hex}", itertools.count()
     # The order of calls is kept only where the server knows the script: have it loaded.
-    backend.execute(backend.topology(), _call(run, algo, identity, Request(0), "peek", ""))
+    backend.execute(
+        backend.topology(), _call(run, algo, identity, Request(0), "peek", "")
+    )
     waiting, retries = [*run.requests], 0
     while waiting:
         # Without retries all are sent at once; with them, the next request depends on the reply.
         sent = [heapq.heappop(waiting)] if run.retries else waiting
-        calls = [call for each in sent for call in _calls(run, algo, identity, each, f"{next(numbers)}")]
+        calls = [
+            call
+            for each in sent
+            for call in _calls(run, algo, identity, each, f"{next(numbers)}")
+        ]
         replies = backend.execute_each(backend.topology(), calls)
         for each, reply, memory in zip(sent, replies[::2], replies[1::2], strict=True):
             for found in (reply, memory):
@@ -117,31 +134,57 @@ def decisions(run: Run, algo: str) -> Iterator[dict[str, Any]]:
                     raise found
             found = _decision(each, reply, memory)
             yield found
-            if run.retries and not found["allowed"] and found["wait"] > 0 and retries < MAX_RETRIES:
+            if (
+                run.retries
+                and not found["allowed"]
+                and found["wait"] > 0
+                and retries < MAX_RETRIES
+            ):
                 retries += 1
                 heapq.heappush(waiting, Request(each.at + found["wait"], retry=True))
         if not run.retries:
             return
 
 
-def _calls(run: Run, algo: str, identity: str, request: Request, unique: str) -> tuple[Call, Call]:
+def _calls(
+    run: Run, algo: str, identity: str, request: Request, unique: str
+) -> tuple[Call, Call]:
     """Return the call that decides a request, and the one that measures the counter after it."""
     call = _call(run, algo, identity, request, "check", unique)
     window = run.step_at(request.at).window * 1000
-    stored = f"{call.key}:{(START + request.at) // window}" if algo == FIXED_WINDOW else call.key
+    stored = (
+        f"{call.key}:{(START + request.at) // window}"
+        if algo == FIXED_WINDOW
+        else call.key
+    )
     return call, Call(None, call.key, pack(("MEMORY", "USAGE", stored)))
 
 
-def _call(run: Run, algo: str, identity: str, request: Request, operation: str, unique: str) -> Call:
+def _call(
+    run: Run, algo: str, identity: str, request: Request, operation: str, unique: str
+) -> Call:
     """Return a call of the algorithm's script at the time of a request."""
     step, clustered = run.step_at(request.at), backend.topology().clustered
     burst = step.burst if algo == TOKEN_BUCKET and step.burst else None
     policy = Policy("playground", (step.limit, step.window), algo=algo, burst=burst)
     key = counter_key(policy.name, algo, step.window, hash_tag=clustered).key(identity)
     keys = key, override_key(hash_tag=clustered).key(identity)
-    words = START + request.at, operation, unique, step.cost, *script_arguments(policy, algo), 0, policy.name
+    words = (
+        START + request.at,
+        operation,
+        unique,
+        step.cost,
+        *script_arguments(policy, algo),
+        0,
+        policy.name,
+    )
     script = for_algorithms({algo})
-    return Call(script, key, pack(("EVALSHA", script.sha, len(keys), *keys, *words)), reply_type=list)
+    return Call(
+        script,
+        key,
+        pack(("EVALSHA", script.sha, len(keys), *keys, *words)),
+        reply_type=list,
+    )
 
 
 def _decision(request: Request, reply: list[int], memory: int | None) -> dict[str, Any]:

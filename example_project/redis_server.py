@@ -63,7 +63,15 @@ class Server:
         log = (self.directory / "log").open("ab")
         self.process = subprocess.Popen(
             [
-                *(binary(), "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.directory)),
+                *(
+                    binary(),
+                    "--port",
+                    "0",
+                    "--unixsocket",
+                    str(self.socket),
+                    "--dir",
+                    str(self.directory),
+                ),
                 *("--save", "", "--appendonly", "no", *self.options),
             ],
             stdout=log,
@@ -75,11 +83,15 @@ class Server:
         deadline = time.monotonic() + 20
         while not self.answers():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"Redis did not start:\n{(self.directory / 'log').read_text()}")
+                raise RuntimeError(
+                    f"Redis did not start:\n{(self.directory / 'log').read_text()}"
+                )
             time.sleep(0.01)
 
     def answers(self) -> bool:
-        client = redis.Redis(unix_socket_path=str(self.socket), retry=None, socket_timeout=1)
+        client = redis.Redis(
+            unix_socket_path=str(self.socket), retry=None, socket_timeout=1
+        )
         try:
             return bool(client.ping())
         except redis.AuthenticationError:

@@ -21,7 +21,9 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 STATIC_URL = "/static/"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": DEMO_DIR / "db.sqlite3"}}
+DATABASES = {
+    "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": DEMO_DIR / "db.sqlite3"}
+}
 
 INSTALLED_APPS = [
     "django.contrib.admin",
@@ -81,12 +83,19 @@ CACHES = {
 }
 # A site keeps only the digest, of a token that `manage.py rlaas token new` prints once; the demo shows the token.
 DEMO_TOKEN = secrets.token_urlsafe(32)
-DEMO_TOKENS = {"demo": {"digests": [hashlib.sha256(DEMO_TOKEN.encode()).hexdigest()], "verbs": ["check", "usage"]}}
+DEMO_TOKENS = {
+    "demo": {
+        "digests": [hashlib.sha256(DEMO_TOKEN.encode()).hexdigest()],
+        "verbs": ["check", "usage"],
+    }
+}
 RATE_LIMITER = {
     "TIMEOUT": 0.5,  # a laptop is busier than a server
     "MAX_REQUESTS": 5,  # the default policy: so many requests
     "WINDOW_SIZE": 20,  # in so many seconds
     "POLICIES": {"reports": {"rate": "3/15s", "key": "ip"}},
     "SERVICE": {"TOKENS": DEMO_TOKENS},
-    "MIDDLEWARE": [{"path": "/try/report/", "policies": ["reports"]}],  # the rest: decorators
+    "MIDDLEWARE": [
+        {"path": "/try/report/", "policies": ["reports"]}
+    ],  # the rest: decorators
 }

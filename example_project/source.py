@@ -15,7 +15,10 @@ from typing import Any
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-STRINGS = {getattr(tokenize, name, None) for name in ("STRING", "FSTRING_START", "FSTRING_MIDDLE", "FSTRING_END")}
+STRINGS = {
+    getattr(tokenize, name, None)
+    for name in ("STRING", "FSTRING_START", "FSTRING_MIDDLE", "FSTRING_END")
+}
 
 
 def of_function(function: Callable[..., Any]) -> str:
@@ -27,14 +30,19 @@ def of_variable(module: ModuleType, name: str) -> str:
     """The statement that gives a module's variable its value."""
     text = inspect.getsource(module)
     for statement in ast.parse(text).body:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == name:
+        if (
+            isinstance(statement, ast.Assign)
+            and ast.unparse(statement.targets[0]) == name
+        ):
             return ast.get_source_segment(text, statement) or ""
     raise LookupError(f"{module.__name__} does not assign {name}.")
 
 
 def highlighted(text: str) -> SafeString:
     """Python as HTML, its words marked for the style sheet."""
-    return format_html_join("", "{}", ((_marked(kind, piece),) for kind, piece in _pieces(text)))
+    return format_html_join(
+        "", "{}", ((_marked(kind, piece),) for kind, piece in _pieces(text))
+    )
 
 
 def _marked(kind: str, piece: str) -> str:
@@ -46,7 +54,9 @@ def _pieces(text: str) -> Iterator[tuple[str, str]]:
     done, before = 0, ""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.string.strip():
-            begin, end = (starts[row - 1] + column for row, column in (token.start, token.end))
+            begin, end = (
+                starts[row - 1] + column for row, column in (token.start, token.end)
+            )
             yield "", text[done:begin]
             yield _kind(token, before), text[begin:end]
             done, before = end, token.string

@@ -66,7 +66,11 @@ def ask(client):
     def ask(name, **headers):
         guess = {"username": "alice", "password": "wrong"}
         path = PANELS[name].url
-        return client.post(path, guess) if name == "log_in" else client.get(path, headers=headers)
+        return (
+            client.post(path, guess)
+            if name == "log_in"
+            else client.get(path, headers=headers)
+        )
 
     return ask
 
@@ -106,7 +110,12 @@ def test_a_reset_forgets_what_was_used(ask, client, name):
 def test_a_gentle_limit_answers_and_tells(ask, name):
     responses = [ask(name) for _ in range(4)]
     assert [response.status_code for response in responses] == [200] * 4
-    assert [response.json()["figures"][0]["allowed"] for response in responses] == [True, True, True, False]
+    assert [response.json()["figures"][0]["allowed"] for response in responses] == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_every_view_has_a_test():
@@ -116,22 +125,30 @@ def test_every_view_has_a_test():
 def test_three_policies_count_by_user_token_and_address(ask, act_as):
     for _ in range(5):
         ask("several", authorization="Bearer red")
-    assert ask("several", authorization="Bearer red").json()["violated-policies"] == ["person"]
+    assert ask("several", authorization="Bearer red").json()["violated-policies"] == [
+        "person"
+    ]
     act_as("bob")
     for _ in range(3):
         ask("several", authorization="Bearer red")
-    assert ask("several", authorization="Bearer red").json()["violated-policies"] == ["token"]
+    assert ask("several", authorization="Bearer red").json()["violated-policies"] == [
+        "token"
+    ]
     assert ask("several", authorization="Bearer blue").status_code == 200
 
 
 def test_a_right_password_costs_nothing(ask, client):
     for _ in range(5):
-        right = client.post("/try/log_in/", {"username": "alice", "password": people.PASSWORD})
+        right = client.post(
+            "/try/log_in/", {"username": "alice", "password": people.PASSWORD}
+        )
         assert (right.status_code, right["X-RateLimit-Remaining"]) == (200, "3")
     assert [ask("log_in").status_code for _ in range(4)] == [401, 401, 401, 429]
 
 
-@pytest.mark.parametrize(("name", "limit"), [("alice", "8"), ("bob", "3"), ("carol", None), ("", "3")])
+@pytest.mark.parametrize(
+    ("name", "limit"), [("alice", "8"), ("bob", "3"), ("carol", None), ("", "3")]
+)
 def test_a_plan_decides(ask, act_as, name, limit):
     act_as(name)
     assert ask("by_plan").headers.get("X-RateLimit-Limit") == limit
@@ -155,8 +172,13 @@ def test_the_counters_are_those_of_who_looks(ask, act_as, client):
 def test_another_program_checks_over_http(client):
     words = shlex.split(PANELS["service"].curl)
     headers = dict([words[2].split(": ", 1)])
-    texts = [client.get(words[3].removeprefix("{host}"), headers=headers).content.decode() for _ in range(6)]
-    assert texts == ["User is allowed"] * 5 + ["User is not allowed...Try after 20 seconds."]
+    texts = [
+        client.get(words[3].removeprefix("{host}"), headers=headers).content.decode()
+        for _ in range(6)
+    ]
+    assert texts == ["User is allowed"] * 5 + [
+        "User is not allowed...Try after 20 seconds."
+    ]
 
 
 @pytest.mark.usefixtures("real_server")
@@ -173,7 +195,10 @@ def test_the_panel_opens_with_a_day_of_traffic(client):
 
 def test_the_page_quotes_what_runs(client):
     page = client.get("/").content.decode()
-    assert '<span class="decorator">@</span><span class="decorator">rate_limit</span>' in page
+    assert (
+        '<span class="decorator">@</span><span class="decorator">rate_limit</span>'
+        in page
+    )
     assert "RATE_LIMITER = {" in page
     for name in PANELS:
         assert name in page
@@ -188,7 +213,9 @@ def test_nothing_is_inline_or_from_elsewhere(client, path):
 
 
 def test_browsers_get_the_sites_own_429_page(client):
-    page = client.get("/try/second_visit/", follow=True, headers={"Accept": "text/html"})
+    page = client.get(
+        "/try/second_visit/", follow=True, headers={"Accept": "text/html"}
+    )
     assert page.status_code == 429
     assert "Too many requests" in page.content.decode()
     assert "Back to the demo" in page.content.decode()
@@ -214,13 +241,18 @@ def test_the_user_page_shows_rate_limits(client, ask, act_as):
     assert "/admin/rlaas_django/ratelimit/identity/" in page
 
 
-@pytest.mark.parametrize("path", ["/act-as/", "/reset/bare/", "/redis/stop/", "/try/log_in/", "/playground/decide/"])
+@pytest.mark.parametrize(
+    "path",
+    ["/act-as/", "/reset/bare/", "/redis/stop/", "/try/log_in/", "/playground/decide/"],
+)
 def test_what_changes_something_wants_a_post_and_a_token(client, path):
     assert Client(enforce_csrf_checks=True).post(path).status_code == 403
     assert client.get(path).status_code == 405
 
 
-@pytest.mark.parametrize("path", ["/act-as/", "/reset/bare/", "/redis/stop/", "/redis/start/"])
+@pytest.mark.parametrize(
+    "path", ["/act-as/", "/reset/bare/", "/redis/stop/", "/redis/start/"]
+)
 def test_only_a_demo_has_it(client, settings, path):
     settings.DEBUG = False
     assert client.post(path).status_code == 404
@@ -249,7 +281,10 @@ def play(client, real_server):  # noqa: ARG001
 
 def test_a_burst_at_the_boundary_passes_the_fixed_window_twice(play):
     run = play(*range(9_500, 10_500, 100)).json()
-    admitted = {algo: sum(each["allowed"] for each in requests) for algo, requests in run.items()}
+    admitted = {
+        algo: sum(each["allowed"] for each in requests)
+        for algo, requests in run.items()
+    }
     assert (admitted["fixed-window-algo"], admitted["sliding-window-algo"]) == (10, 5)
     assert admitted["sliding-window-compact-algo"] == 5
     assert run["sliding-window-algo"][5]["wait"] == 9_500
@@ -268,8 +303,13 @@ def test_a_waiting_client_is_admitted_when_its_wait_is_over(play):
 
 @pytest.mark.usefixtures("real_server")
 def test_settings_may_change_within_a_run(client):
-    run = {"steps": [[0, 1, 10, 0, 1], [2_000, 3, 10, 0, 1]], "requests": [0, 1_000, 3_000, 4_000, 5_000]}
-    found = client.post("/playground/decide/", run, content_type="application/json").json()["sliding-window-algo"]
+    run = {
+        "steps": [[0, 1, 10, 0, 1], [2_000, 3, 10, 0, 1]],
+        "requests": [0, 1_000, 3_000, 4_000, 5_000],
+    }
+    found = client.post(
+        "/playground/decide/", run, content_type="application/json"
+    ).json()["sliding-window-algo"]
     assert [each["allowed"] for each in found] == [True, False, True, True, False]
     assert [each["limit"] for each in found] == [1, 1, 3, 3, 3]
 

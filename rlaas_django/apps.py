@@ -10,9 +10,10 @@ class RlaasDjangoConfig(AppConfig):
     verbose_name = _("Rate limits")
 
     def ready(self) -> None:
-        from . import checks, server_checks, stats  # noqa: F401  (registers the checks)
-        from .core import observers
+        from . import stats
+        from .checks import server, settings  # noqa: F401  (registers the checks)
         from .http.responses import SuppressedRefusals, strip_figures_from_cached_pages
+        from .runtime import observers
 
         observers.add(stats.record, count=stats.count)
         strip_figures_from_cached_pages()

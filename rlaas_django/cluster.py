@@ -41,4 +41,8 @@ class ConnectionFactory(pool.ConnectionFactory):  # type: ignore[misc]
 
     def _parameters(self, url: str) -> dict[str, Any]:
         parameters = {**self.make_connection_params(url), **self.pool_cls_kwargs}
-        return {name: value for name, value in parameters.items() if name not in ("url", "parser_class")}
+        return {
+            name: value
+            for name, value in parameters.items()
+            if name not in ("url", "parser_class")
+        }

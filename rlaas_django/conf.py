@@ -19,13 +19,22 @@ from django.dispatch import receiver
 from django.utils.encoding import force_bytes
 from django.utils.module_loading import import_string
 
-from .core import process
 from .core.callers import Service, parse_tokens
 from .core.keys import Encoding
-from .core.policy import ALGORITHMS, DEFAULT, SLIDING_WINDOW, Policy, PolicyError, nearest, shown, unknown_algorithm
+from .core.policy import (
+    ALGORITHMS,
+    DEFAULT,
+    SLIDING_WINDOW,
+    Policy,
+    PolicyError,
+    nearest,
+    shown,
+    unknown_algorithm,
+)
 from .core.request_options import OPTIONS as REQUEST_OPTIONS
 from .core.request_options import RequestOptions, cost_problem, parse_options
 from .core.rules import Rule, parse_rule, refuse_unknown
+from .runtime import log, process
 
 DEFAULTS: dict[str, Any] = {
     "ENABLED": True,
@@ -48,12 +57,19 @@ DEFAULTS: dict[str, Any] = {
     "SERVICE": {},
 }
 SERVICE_OPTIONS = ("TOKENS", "AUTHENTICATE")
-POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow", "label", *REQUEST_OPTIONS)
+POLICY_OPTIONS = (
+    "rate",
+    "key",
+    "algo",
+    "burst",
+    "on_failure",
+    "shadow",
+    "label",
+    *REQUEST_OPTIONS,
+)
 NO_OPTIONS = RequestOptions(), RequestOptions(cost=1)
 HEADER_FAMILIES = ("RateLimit", "X-RateLimit")
-REDIS_BACKENDS = (
-    "django_redis.cache.RedisCache, django.core.cache.backends.redis.RedisCache or django_valkey.cache.ValkeyCache"
-)
+REDIS_BACKENDS = "django_redis.cache.RedisCache, django.core.cache.backends.redis.RedisCache or django_valkey.cache.ValkeyCache"
 PROXY_HEADERS = {
     None: ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED"),  # the first that is there
     "X-Forwarded-For": ("HTTP_X_FORWARDED_FOR",),
@@ -63,7 +79,10 @@ UNIX = "unix"  # in TRUSTED_PROXIES: a client of a unix socket, which has no add
 
 
 def _whole_number(least: int, most: int) -> tuple[Callable[[Any], bool], str]:
-    return lambda value: type(value) is int and least <= value <= most, f"be {least} to {most}"
+    return (
+        lambda value: type(value) is int and least <= value <= most,
+        f"be {least} to {most}",
+    )
 
 
 _BOOLEAN = (lambda value: type(value) is bool), "be True or False"
@@ -74,11 +93,20 @@ _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "LOG_LINES_PER_SECOND": _whole_number(0, 1_000_000),
     "LOCAL_SHARE": _whole_number(1, 1_000_000),
     "LOCAL_IDENTITIES": _whole_number(1, 10_000_000),
-    "TIMEOUT": (lambda value: type(value) in (int, float) and 0.001 <= value <= 60, "be 0.001 to 60 seconds"),
+    "TIMEOUT": (
+        lambda value: type(value) in (int, float) and 0.001 <= value <= 60,
+        "be 0.001 to 60 seconds",
+    ),
     "CACHE": (lambda value: isinstance(value, str), "be text"),
-    "PROXY_HEADER": (lambda value: value in [*PROXY_HEADERS], "be 'X-Forwarded-For', 'Forwarded' or None"),
+    "PROXY_HEADER": (
+        lambda value: value in [*PROXY_HEADERS],
+        "be 'X-Forwarded-For', 'Forwarded' or None",
+    ),
     "HEADERS": (
-        lambda value: isinstance(value, (list, tuple)) and all(family in HEADER_FAMILIES for family in value),
+        lambda value: (
+            isinstance(value, (list, tuple))
+            and all(family in HEADER_FAMILIES for family in value)
+        ),
         f"list some of {list(HEADER_FAMILIES)}",
     ),
 }
@@ -118,13 +146,17 @@ class Config:
     # What other modules make of these settings: connections, compiled policy sets, cached refusals. With other settings
     # comes another Config, which starts with none of it.
     derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
-    compiled: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # the policy sets among it
+    compiled: dict[Any, Any] = field(
+        default_factory=dict, repr=False, compare=False
+    )  # the policy sets among it
     pid: int = field(default_factory=os.getpid, repr=False, compare=False)
 
     def policy(self, name: str) -> Policy:
         if name in self.policies:
             return self.policies[name]
-        raise ImproperlyConfigured(f"RATE_LIMITER['POLICIES'] has no policy {name!r}{nearest(name, self.policies)}")
+        raise ImproperlyConfigured(
+            f"RATE_LIMITER['POLICIES'] has no policy {name!r}{nearest(name, self.policies)}"
+        )
 
 
 def raw() -> Any:
@@ -136,7 +168,9 @@ def cache_entry(alias: str) -> dict[str, Any]:
     """Return the entry of CACHES for an alias."""
     if alias not in settings.CACHES:
         hint = nearest(alias, settings.CACHES)
-        raise ImproperlyConfigured(f"RATE_LIMITER['CACHE'] should name an alias in CACHES, not {alias!r}{hint}")
+        raise ImproperlyConfigured(
+            f"RATE_LIMITER['CACHE'] should name an alias in CACHES, not {alias!r}{hint}"
+        )
     return dict(settings.CACHES[alias])
 
 
@@ -156,7 +190,9 @@ def cache_aliases() -> list[str]:
 def require_app() -> None:
     """Raise ImproperlyConfigured without the app: its checks, which would say so, are not registered."""
     if apps.apps_ready and not apps.is_installed("rlaas_django"):
-        raise ImproperlyConfigured("Add 'rlaas_django' to INSTALLED_APPS: its system checks and templates need it.")
+        raise ImproperlyConfigured(
+            "Add 'rlaas_django' to INSTALLED_APPS: its system checks and templates need it."
+        )
 
 
 _lock = threading.Lock()
@@ -171,7 +207,10 @@ def config() -> Config:
     with _lock:  # of threads that come together, all get the same
         _latest = _latest or read(raw(), problems)
         if _latest is None:
-            raise ImproperlyConfigured(" ".join(problem.message for problem in problems))
+            raise ImproperlyConfigured(
+                " ".join(problem.message for problem in problems)
+            )
+        log.lines_per_second = _latest.log_lines
         return _latest
 
 
@@ -187,7 +226,11 @@ _of_parent: list[Config] = []
 
 def _forget() -> None:
     global _latest
-    derived = [] if _latest is None or _latest.pid != os.getpid() else [*_latest.derived.values()]
+    derived = (
+        []
+        if _latest is None or _latest.pid != os.getpid()
+        else [*_latest.derived.values()]
+    )
     _latest = None
     config.cache_clear()
     for each in derived:
@@ -210,19 +253,35 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
     """Parse RATE_LIMITER; None, with the reasons in `problems`, when it is invalid."""
     value = {} if value is None else value
     if not isinstance(value, Mapping):
-        problems.append(Problem("E001", f"RATE_LIMITER should be a dict, not {value!r}."))
+        problems.append(
+            Problem("E001", f"RATE_LIMITER should be a dict, not {value!r}.")
+        )
         return None
     keys = f"The keys are {', '.join(DEFAULTS)}."
     unknown = [key for key in value if key not in DEFAULTS]
-    problems += [Problem("E001", f"RATE_LIMITER has no key {key!r}{nearest(key, DEFAULTS)}", keys) for key in unknown]
+    problems += [
+        Problem(
+            "E001", f"RATE_LIMITER has no key {key!r}{nearest(key, DEFAULTS)}", keys
+        )
+        for key in unknown
+    ]
     options = {**DEFAULTS, **value}
     if options["USE_ALGO"] not in ALGORITHMS:
-        problems.append(Problem("E002", f"RATE_LIMITER['USE_ALGO']: {unknown_algorithm(options['USE_ALGO'])}"))
+        problems.append(
+            Problem(
+                "E002",
+                f"RATE_LIMITER['USE_ALGO']: {unknown_algorithm(options['USE_ALGO'])}",
+            )
+        )
     for key, (is_valid, expected) in _ACCEPTED.items():
         if not is_valid(options[key]):
-            message = f"RATE_LIMITER[{key!r}] should {expected}, not {shown(options[key])}."
+            message = (
+                f"RATE_LIMITER[{key!r}] should {expected}, not {shown(options[key])}."
+            )
             problems.append(Problem("E006", message))
-    defined = {policy.name: (policy, each) for policy, each in _policies(options, problems)}
+    defined = {
+        policy.name: (policy, each) for policy, each in _policies(options, problems)
+    }
     policies = {name: policy for name, (policy, _) in defined.items()}
     rules = tuple(_rules(options["MIDDLEWARE"], policies, problems))
     proxies = tuple(_proxies(options["TRUSTED_PROXIES"], problems))
@@ -239,7 +298,9 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
         local_share=options["LOCAL_SHARE"],
         local_identities=options["LOCAL_IDENTITIES"],
         policies=policies,
-        request_options={name: each for name, (_, each) in defined.items() if each not in NO_OPTIONS},
+        request_options={
+            name: each for name, (_, each) in defined.items() if each not in NO_OPTIONS
+        },
         rules=rules,
         proxies=proxies,
         proxy_headers=PROXY_HEADERS[options["PROXY_HEADER"]],
@@ -251,61 +312,103 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
     )
 
 
-def _policies(options: Mapping[str, Any], problems: list[Problem]) -> Iterator[tuple[Policy, RequestOptions]]:
+def _policies(
+    options: Mapping[str, Any], problems: list[Problem]
+) -> Iterator[tuple[Policy, RequestOptions]]:
     try:
-        yield Policy(DEFAULT, (options["MAX_REQUESTS"], options["WINDOW_SIZE"])), RequestOptions()
+        yield (
+            Policy(DEFAULT, (options["MAX_REQUESTS"], options["WINDOW_SIZE"])),
+            RequestOptions(),
+        )
     except PolicyError as error:
-        problems.append(Problem("E003", f"RATE_LIMITER['MAX_REQUESTS'] and ['WINDOW_SIZE']: {error}"))
+        problems.append(
+            Problem(
+                "E003", f"RATE_LIMITER['MAX_REQUESTS'] and ['WINDOW_SIZE']: {error}"
+            )
+        )
     if not isinstance(options["POLICIES"], Mapping):
-        problems.append(Problem("E004", "RATE_LIMITER['POLICIES'] should be a dict of names and policies."))
+        problems.append(
+            Problem(
+                "E004",
+                "RATE_LIMITER['POLICIES'] should be a dict of names and policies.",
+            )
+        )
         return
     for name, definition in options["POLICIES"].items():
         try:
             yield _policy(name, definition, options["USE_ALGO"])
         except PolicyError as error:
-            problems.append(Problem("E004", f"RATE_LIMITER['POLICIES'][{name!r}]: {error}"))
+            problems.append(
+                Problem("E004", f"RATE_LIMITER['POLICIES'][{name!r}]: {error}")
+            )
 
 
 def _policy(name: Any, definition: Any, algo: str) -> tuple[Policy, RequestOptions]:
     if name == DEFAULT:
-        raise PolicyError("'default' is the policy of MAX_REQUESTS and WINDOW_SIZE; choose another name.")
+        raise PolicyError(
+            "'default' is the policy of MAX_REQUESTS and WINDOW_SIZE; choose another name."
+        )
     if not isinstance(definition, Mapping) or "rate" not in definition:
-        raise PolicyError(f'{definition!r} is not a policy; write {{"rate": "5/m", "key": "ip"}}.')
+        raise PolicyError(
+            f'{definition!r} is not a policy; write {{"rate": "5/m", "key": "ip"}}.'
+        )
     refuse_unknown(definition, POLICY_OPTIONS)
     # With the algorithm, so that a burst without a token bucket is found here and not by the first request.
     defaults = {"algo": algo} if algo in ALGORITHMS else {}
-    own = {option: value for option, value in definition.items() if option not in REQUEST_OPTIONS}
+    own = {
+        option: value
+        for option, value in definition.items()
+        if option not in REQUEST_OPTIONS
+    }
     policy, options = Policy(name, **{**defaults, **own}), parse_options(definition)
     if problem := cost_problem(options.cost, policy):
         raise PolicyError(problem)
     return policy, options
 
 
-def _rules(entries: Any, policies: Mapping[str, Policy], problems: list[Problem]) -> Iterator[Rule]:
+def _rules(
+    entries: Any, policies: Mapping[str, Policy], problems: list[Problem]
+) -> Iterator[Rule]:
     if not isinstance(entries, (list, tuple)):
-        problems.append(Problem("E008", f"RATE_LIMITER['MIDDLEWARE'] should be a list of rules, not {entries!r}."))
+        problems.append(
+            Problem(
+                "E008",
+                f"RATE_LIMITER['MIDDLEWARE'] should be a list of rules, not {entries!r}.",
+            )
+        )
         return
     for i, entry in enumerate(entries):
         try:
             yield parse_rule(entry, policies)
         except (PolicyError, re.error) as error:
-            problems.append(Problem("E008", f"RATE_LIMITER['MIDDLEWARE'][{i}]: {error}"))
+            problems.append(
+                Problem("E008", f"RATE_LIMITER['MIDDLEWARE'][{i}]: {error}")
+            )
 
 
 def _proxies(networks: Any, problems: list[Problem]) -> Iterator[Network | str]:
     if not isinstance(networks, list | tuple | None):
-        problems.append(Problem("E009", f"RATE_LIMITER['TRUSTED_PROXIES'] should be a list, not {networks!r}."))
+        problems.append(
+            Problem(
+                "E009",
+                f"RATE_LIMITER['TRUSTED_PROXIES'] should be a list, not {networks!r}.",
+            )
+        )
         return
     for network in networks or ():
         try:
-            yield UNIX if network == UNIX else ipaddress.ip_network(network, strict=False)
+            yield (
+                UNIX if network == UNIX else ipaddress.ip_network(network, strict=False)
+            )
         except ValueError:
             message = f"RATE_LIMITER['TRUSTED_PROXIES']: {network!r} is not an address or network."
             hint = 'Write addresses or networks such as "10.0.0.0/8", or "unix" for a server behind a unix socket.'
             problems.append(Problem("E009", message, hint))
 
 
-def _service(options: Any, policies: Mapping[str, Policy], problems: list[Problem]) -> Service:
+def _service(
+    options: Any, policies: Mapping[str, Policy], problems: list[Problem]
+) -> Service:
     where = "RATE_LIMITER['SERVICE']"
     try:
         if not isinstance(options, Mapping):
@@ -315,7 +418,9 @@ def _service(options: Any, policies: Mapping[str, Policy], problems: list[Proble
     except PolicyError as error:
         problems.append(Problem("E020", f"{where}: {error}"))
         return Service()
-    authenticate = _imported(f"{where}['AUTHENTICATE']", options.get("AUTHENTICATE"), problems)
+    authenticate = _imported(
+        f"{where}['AUTHENTICATE']", options.get("AUTHENTICATE"), problems
+    )
     return Service(digests, authenticate)
 
 
@@ -327,5 +432,9 @@ def _imported(where: str, value: Any, problems: list[Problem]) -> Any:
         problems.append(Problem("E010", f"{where}: {error}"))
         return None
     if found is not None and not callable(found):
-        problems.append(Problem("E010", f"{where} should be a callable or its dotted path: {value!r}."))
+        problems.append(
+            Problem(
+                "E010", f"{where} should be a callable or its dotted path: {value!r}."
+            )
+        )
     return found

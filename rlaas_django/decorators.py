@@ -13,14 +13,34 @@ from django.http import HttpRequest
 from django.utils.decorators import method_decorator
 
 from . import conf
-from .core import registry
 from .core.decision import Decision
-from .core.policy import DEFAULT, NAME, RATE_FORMS, KeyFunction, Policy, PolicyError, Rate, RateLike
-from .core.registry import LimitedView
-from .core.request_options import check_cost, check_function, cost_problem, parse_methods
-from .http.api_views import can_defer, is_api_view, runner_of, runner_of_dispatch, take_deferred
+from .core.policy import (
+    DEFAULT,
+    NAME,
+    RATE_FORMS,
+    KeyFunction,
+    Policy,
+    PolicyError,
+    Rate,
+    RateLike,
+)
+from .core.request_options import (
+    check_cost,
+    check_function,
+    cost_problem,
+    parse_methods,
+)
+from .http.api_views import (
+    can_defer,
+    is_api_view,
+    runner_of,
+    runner_of_dispatch,
+    take_deferred,
+)
 from .http.limits import Limits, decorated
 from .http.view_names import policy_name, view_label, view_name
+from .runtime import registry
+from .runtime.registry import LimitedView
 
 View = Callable[..., Any]
 ViewT = TypeVar("ViewT", bound=View)  # a function, or a class
@@ -100,7 +120,13 @@ def rate_limit(
     }
     if rate is not None:
         limits = (*limits, rate if callable(rate) else Rate.parse(rate))
-    elif len(limits) == 1 and callable(limits[0]) and not options and group is None and applied == _DEFAULTS:
+    elif (
+        len(limits) == 1
+        and callable(limits[0])
+        and not options
+        and group is None
+        and applied == _DEFAULTS
+    ):
         return _bare(limits[0])
     return RateLimit(limits, options, group, applied)
 
@@ -112,7 +138,9 @@ def rate_limit_exempt(view: ViewT) -> ViewT:
     >>> def health(request): ...
     """
     exempt: Any = view
-    if not isinstance(view, type):  # a function of its own, as the view may be at another URL without this decorator
+    if not isinstance(
+        view, type
+    ):  # a function of its own, as the view may be at another URL without this decorator
         if iscoroutinefunction(view):
 
             @functools.wraps(view)
@@ -150,7 +178,12 @@ def _bare(function: View) -> View:
 
     @functools.wraps(function)
     def either(*args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and not kwargs and callable(args[0]) and not hasattr(args[0], "META"):
+        if (
+            len(args) == 1
+            and not kwargs
+            and callable(args[0])
+            and not hasattr(args[0], "META")
+        ):
             return RateLimit((function,), {}, None, _DEFAULTS)(args[0])
         return limited(*args, **kwargs)
 
@@ -162,7 +195,13 @@ def _bare(function: View) -> View:
 class RateLimit:
     """`@rate_limit(...)` with its arguments parsed, so that a typo fails at import."""
 
-    def __init__(self, rates: tuple[Any, ...], options: Options, group: str | None, applied: Options) -> None:
+    def __init__(
+        self,
+        rates: tuple[Any, ...],
+        options: Options,
+        group: str | None,
+        applied: Options,
+    ) -> None:
         self.rates = tuple(map(_parse, rates)) or (DEFAULT,)
         self.options, self.group, self.applied = options, group, applied
         _check_options({"group": group, "label": options.get("label")}, applied)
@@ -170,22 +209,38 @@ class RateLimit:
         self.views: dict[str, Limits] = {}  # by name
         self._seen: dict[str, set[int]] = {}  # by name: the views that are called so
         self._before_authentication: set[str] = set()  # names of views
-        self.named = tuple(rate for rate in self.rates if isinstance(rate, (str, Policy)))
+        self.named = tuple(
+            rate for rate in self.rates if isinstance(rate, (str, Policy))
+        )
         if (options or group) and self.named == self.rates:
             words = " and ".join([*options, *(["group"] if group else [])])
-            given = f"{', '.join(repr(str(each)) for each in rates)} names a policy" if rates else "there is none"
-            raise PolicyError(f"{words}: for a rate of the view's own, but {given}; {RATE_FORMS}.")
+            given = (
+                f"{', '.join(repr(str(each)) for each in rates)} names a policy"
+                if rates
+                else "there is none"
+            )
+            raise PolicyError(
+                f"{words}: for a rate of the view's own, but {given}; {RATE_FORMS}."
+            )
         self._provisional = self._policies(group or "view", group or "view")
         registry.sources.add(self)
 
     def __call__(self, view: ViewT) -> ViewT:
         limits = self.limits_for(view)
-        if isinstance(view, (FunctionType, type)) or not hasattr(view, "__wrapped__"):  # not anew for each request
-            made_of = getattr(view, "view_class", getattr(view, "cls", view))  # as_view() makes functions of a class
+        if isinstance(view, (FunctionType, type)) or not hasattr(
+            view, "__wrapped__"
+        ):  # not anew for each request
+            made_of = getattr(
+                view, "view_class", getattr(view, "cls", view)
+            )  # as_view() makes functions of a class
             self._seen.setdefault(view_name(view), set()).add(id(made_of))
         if is_api_view(getattr(view, "cls", None)) and not can_defer(view):
             self._before_authentication.add(view_name(view))
-        limited: Any = _limited_class(view, limits) if isinstance(view, type) else _limited_function(view, limits)
+        limited: Any = (
+            _limited_class(view, limits)
+            if isinstance(view, type)
+            else _limited_function(view, limits)
+        )
         # For the system checks, in use as long as the view is; and for the next decorator on the same view.
         limited.rate_limited_by = (*getattr(view, "rate_limited_by", ()), self)
         return limited  # type: ignore[no-any-return]
@@ -196,11 +251,22 @@ class RateLimit:
             seen = {} if self.group or self.named == self.rates else self._seen
             early = self._before_authentication
             return [
-                LimitedView(name, limits.policies, self.applied, (), frozenset(seen.get(name, ())), name in early)
+                LimitedView(
+                    name,
+                    limits.policies,
+                    self.applied,
+                    (),
+                    frozenset(seen.get(name, ())),
+                    name in early,
+                )
                 for name, limits in self.views.items()
             ]
         # method_decorator shows the view with its first request.
-        unnamed = tuple(each for each in self._provisional if isinstance(each, Policy) and each not in self.named)
+        unnamed = tuple(
+            each
+            for each in self._provisional
+            if isinstance(each, Policy) and each not in self.named
+        )
         return [LimitedView("A method", self.named, self.applied, unnamed)]
 
     def limits_for(self, view: Any) -> Limits:
@@ -209,7 +275,9 @@ class RateLimit:
         if name in self.views:
             return self.views[name]
         limits = Limits(self._policies_for(view, name), **self.applied)
-        if view.__module__ != method_decorator.__module__:  # which tries a decorator out on a function of its own
+        if (
+            view.__module__ != method_decorator.__module__
+        ):  # which tries a decorator out on a function of its own
             self.views[name] = limits
         return limits
 
@@ -217,13 +285,27 @@ class RateLimit:
         """Name the rates after the view; those of a second decorator on the same view get counters of their own."""
         if self.group:
             return self._policies(self.group, self.group)
-        below = [limits for each in getattr(view, "rate_limited_by", ()) for limits in each.views.values()]
-        others = [policy for limits in below for policy in limits.policies if isinstance(policy, Policy)]
-        names, labels = {each.name for each in others}, {each.label for each in others} | {*map(str, self.named)}
+        below = [
+            limits
+            for each in getattr(view, "rate_limited_by", ())
+            for limits in each.views.values()
+        ]
+        others = [
+            policy
+            for limits in below
+            for policy in limits.policies
+            if isinstance(policy, Policy)
+        ]
+        names, labels = (
+            {each.name for each in others},
+            {each.label for each in others} | {*map(str, self.named)},
+        )
         own = [i for i, rate in enumerate(self.rates) if rate not in self.named]
         for label in _numbered(view_label(view)):
             policies: Any = self._policies(name, label)
-            if "label" in self.options or labels.isdisjoint(policies[i].label for i in own):
+            if "label" in self.options or labels.isdisjoint(
+                policies[i].label for i in own
+            ):
                 break
         for unused in _numbered(name):
             policies = self._policies(unused, label)
@@ -237,21 +319,37 @@ class RateLimit:
         policies = list(self.rates)
         for i, rate in enumerate(self.rates):
             if rate in rates:
-                ending = f"{rate.window}s" if isinstance(rate, Rate) else str(rates.index(rate) + 1)
+                ending = (
+                    f"{rate.window}s"
+                    if isinstance(rate, Rate)
+                    else str(rates.index(rate) + 1)
+                )
                 ending = f"-{ending}" if len(rates) > 1 else ""
-                shown = self.options["label"] + ending if "label" in self.options else policy_name(label, ending)
-                policies[i] = Policy(policy_name(name, ending), rate, **{**self.options, "label": shown})
+                shown = (
+                    self.options["label"] + ending
+                    if "label" in self.options
+                    else policy_name(label, ending)
+                )
+                policies[i] = Policy(
+                    policy_name(name, ending), rate, **{**self.options, "label": shown}
+                )
         if len({str(policy) for policy in policies}) < len(policies):
             listed = ", ".join(map(str, self.rates))
-            raise PolicyError(f"{listed}: two of these are the same policy, or two rates over the same window.")
+            raise PolicyError(
+                f"{listed}: two of these are the same policy, or two rates over the same window."
+            )
         for policy in policies:
-            if isinstance(policy, Policy) and (problem := cost_problem(self.applied["cost"], policy)):
+            if isinstance(policy, Policy) and (
+                problem := cost_problem(self.applied["cost"], policy)
+            ):
                 raise PolicyError(f"{policy.rate}: {problem}")
         return tuple(policies)
 
 
 def _numbered(text: str) -> Iterator[str]:
-    return (text if number == 1 else f"{text}-{number}" for number in itertools.count(1))
+    return (
+        text if number == 1 else f"{text}-{number}" for number in itertools.count(1)
+    )
 
 
 def _check_options(texts: Options, applied: Options) -> None:
@@ -278,7 +376,9 @@ def _parse(limit: Any) -> Any:
         return Rate.parse(limit)
     if NAME.fullmatch(limit):
         return limit
-    raise PolicyError(f"{limit!r} is neither a rate nor the name of a policy; {RATE_FORMS}.")
+    raise PolicyError(
+        f"{limit!r} is neither a rate nor the name of a policy; {RATE_FORMS}."
+    )
 
 
 def _limited_function(view: View, limits: Limits) -> View:
@@ -292,12 +392,16 @@ def _limited_function(view: View, limits: Limits) -> View:
 
         @functools.wraps(view)
         def limited(*args: Any, **kwargs: Any) -> Any:
-            request = args[0] if args and hasattr(args[0], "META") else _request(args, kwargs)
+            request = (
+                args[0] if args and hasattr(args[0], "META") else _request(args, kwargs)
+            )
             return run(limits, request, view, *args, **kwargs)
 
     if can_defer(view):
         take_deferred(limited)
-    elif isinstance(view, FunctionType):  # not for method_decorator, which decorates anew for each request
+    elif isinstance(
+        view, FunctionType
+    ):  # not for method_decorator, which decorates anew for each request
         decorated[limited] = limits, view
     return limited
 
@@ -305,11 +409,15 @@ def _limited_function(view: View, limits: Limits) -> View:
 def _limited_class(view: type, limits: Limits) -> type:
     dispatch = getattr(view, "dispatch", None)
     if dispatch is None:
-        raise TypeError(f"@rate_limit is for views, and {view.__qualname__} is not one: it has no dispatch method.")
+        raise TypeError(
+            f"@rate_limit is for views, and {view.__qualname__} is not one: it has no dispatch method."
+        )
 
     @functools.wraps(dispatch)
     def limited(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        return runner_of_dispatch(self)(limits, request, dispatch, self, request, *args, **kwargs)
+        return runner_of_dispatch(self)(
+            limits, request, dispatch, self, request, *args, **kwargs
+        )
 
     view.dispatch = limited  # type: ignore[attr-defined]
     return view
@@ -320,4 +428,6 @@ def _request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for each in (*args[:2], kwargs.get("request")):
         if hasattr(each, "META"):
             return each
-    raise TypeError("@rate_limit is for views: there is no request among the arguments.")
+    raise TypeError(
+        "@rate_limit is for views: there is no request among the arguments."
+    )

@@ -32,6 +32,8 @@ class RateLimitMiddleware:
             if not hasattr(self, "process_view"):
                 self.process_view = reach_view
 
-    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+    def __call__(
+        self, request: HttpRequest
+    ) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         run: Any = aenter if self.is_async else enter
         return run(limits_of_request(request), request, self.get_response, request)  # type: ignore[no-any-return]

@@ -67,24 +67,37 @@ class OverrideQuerySet(models.QuerySet["Override"]):
         if not found:
             return found
         found_networks: list[tuple[Network | None, Override]] = []
-        for override in self.filter(Q(identity__in=[*found]) | Q(identity__startswith=f"{NETWORK}=")):
+        for override in self.filter(
+            Q(identity__in=[*found]) | Q(identity__startswith=f"{NETWORK}=")
+        ):
             if override.is_network:
                 found_networks.append((override.network, override))
             if override.identity in found:
                 found[override.identity].append(override)
         for identity, matching in found.items():
-            network = network_of(identity) if found_networks and identity.startswith("ip=") else None
-            matching += [each for other, each in found_networks if contains(other, network)]
+            network = (
+                network_of(identity)
+                if found_networks and identity.startswith("ip=")
+                else None
+            )
+            matching += [
+                each for other, each in found_networks if contains(other, network)
+            ]
             matching.sort(key=lambda each: each.narrowness)
         return found
 
     def of_addresses(self) -> OverrideQuerySet:
         """Return the overrides of addresses and of networks."""
-        return self.filter(Q(identity__startswith=f"{NETWORK}=") | Q(identity__startswith="ip="))
+        return self.filter(
+            Q(identity__startswith=f"{NETWORK}=") | Q(identity__startswith="ip=")
+        )
 
     def of_networks(self) -> OverrideQuerySet:
         """Return the overrides that each process matches with addresses: of networks, and of every client of one."""
-        return self.filter(Q(identity__startswith=f"{NETWORK}=") | Q(identity__startswith="ip=", every_client=True))
+        return self.filter(
+            Q(identity__startswith=f"{NETWORK}=")
+            | Q(identity__startswith="ip=", every_client=True)
+        )
 
 
 class Override(models.Model):
@@ -97,7 +110,12 @@ class Override(models.Model):
         FACTOR = overrides.FACTOR, _("limit times")
 
     identity = models.CharField(_("identity"), max_length=200)
-    policy = models.CharField(_("policy"), max_length=100, blank=True, help_text=_("Leave empty for all policies."))
+    policy = models.CharField(
+        _("policy"),
+        max_length=100,
+        blank=True,
+        help_text=_("Leave empty for all policies."),
+    )
     kind = models.CharField(_("kind"), max_length=10, choices=Kind)
     limit = models.PositiveBigIntegerField(
         _("limit"),
@@ -113,12 +131,16 @@ class Override(models.Model):
         null=True,
         blank=True,
         validators=[MinValueValidator(MIN_FACTOR), MaxValueValidator(MAX_FACTOR)],
-        help_text=_("By which the limits of the policies are multiplied, such as 2 or 0.5."),
+        help_text=_(
+            "By which the limits of the policies are multiplied, such as 2 or 0.5."
+        ),
     )
     every_client = models.BooleanField(
         _("logged-in users, too"),
         default=False,
-        help_text=_("For an address or a network: also where a policy counts users or tokens."),
+        help_text=_(
+            "For an address or a network: also where a policy counts users or tokens."
+        ),
     )
     until = models.DateTimeField(_("until"))
     reason = models.CharField(_("reason"), max_length=200)
@@ -138,7 +160,9 @@ class Override(models.Model):
         constraints = (
             # Of two operators who act at once, the second gets an IntegrityError, and tries again.
             models.UniqueConstraint(
-                fields=("identity", "policy"), condition=Q(ended_at=None), name="rlaas_one_active_override"
+                fields=("identity", "policy"),
+                condition=Q(ended_at=None),
+                name="rlaas_one_active_override",
             ),
         )
 
@@ -148,21 +172,53 @@ class Override(models.Model):
     def clean(self) -> None:
         """Require a policy where it is needed, and the amount that the kind has."""
         if not self.policy and not is_client(self.identity):
-            message = _("Choose a policy: under another one, %(identity)s is the value of another parameter.")
-            raise ValidationError({"policy": ValidationError(message, params={"identity": self.identity})})
+            message = _(
+                "Choose a policy: under another one, %(identity)s is the value of another parameter."
+            )
+            raise ValidationError(
+                {"policy": ValidationError(message, params={"identity": self.identity})}
+            )
         if self.kind == overrides.LIMIT and not self.policy:
-            raise ValidationError({"limit": _("A limit fits one policy. Enter a factor for all policies.")})
+            raise ValidationError(
+                {
+                    "limit": _(
+                        "A limit fits one policy. Enter a factor for all policies."
+                    )
+                }
+            )
         for kind, field in ((overrides.LIMIT, "limit"), (overrides.FACTOR, "factor")):
             if (getattr(self, field) is None) == (self.kind == kind):
-                message = _("Enter a number.") if self.kind == kind else _("This kind of override has none.")
+                message = (
+                    _("Enter a number.")
+                    if self.kind == kind
+                    else _("This kind of override has none.")
+                )
                 raise ValidationError({field: message})
         if self.every_client and self.network is None:
-            raise ValidationError({"every_client": _("Only an address or a network has several clients.")})
+            raise ValidationError(
+                {"every_client": _("Only an address or a network has several clients.")}
+            )
 
     @classmethod
-    def set(cls, identity: str, policy: str, kind: str, until: datetime, *, by: object, **fields: Any) -> Override:
+    def set(
+        cls,
+        identity: str,
+        policy: str,
+        kind: str,
+        until: datetime,
+        *,
+        by: object,
+        **fields: Any,
+    ) -> Override:
         """Create an override, and end the one that the identity has under the same policy."""
-        override = cls(identity=identity, policy=policy, kind=kind, until=until, created_by=str(by), **fields)
+        override = cls(
+            identity=identity,
+            policy=policy,
+            kind=kind,
+            until=until,
+            created_by=str(by),
+            **fields,
+        )
         override.clean_fields()
         override.clean()
         try:
@@ -173,7 +229,9 @@ class Override(models.Model):
 
     def _replace(self, by: object) -> None:
         with transaction.atomic():
-            self._end(Override.objects.filter(identity=self.identity, policy=self.policy), by)
+            self._end(
+                Override.objects.filter(identity=self.identity, policy=self.policy), by
+            )
             self.save(force_insert=True)
             self._publish_on_commit()
 
@@ -190,7 +248,9 @@ class Override(models.Model):
 
     @staticmethod
     def _end(overrides: models.QuerySet[Override], by: object) -> None:
-        overrides.filter(ended_at=None).update(ended_at=timezone.now(), ended_by=str(by))
+        overrides.filter(ended_at=None).update(
+            ended_at=timezone.now(), ended_by=str(by)
+        )
 
     # Scope
 
@@ -206,7 +266,11 @@ class Override(models.Model):
     @property
     def narrowness(self) -> tuple[bool, int, bool]:
         """What overrides that apply to the same request are ordered by: the widest first."""
-        prefix = self.network.prefixlen if self.is_network and self.network is not None else 0
+        prefix = (
+            self.network.prefixlen
+            if self.is_network and self.network is not None
+            else 0
+        )
         return not self.is_network, prefix, self.policy != ""
 
     # Redis
@@ -216,7 +280,9 @@ class Override(models.Model):
 
         The database has the truth: if Redis is unavailable then, the background thread publishes it later.
         """
-        identity = self.identity  # a function with a name, which Django logs if it fails; a partial has none
+        identity = (
+            self.identity
+        )  # a function with a name, which Django logs if it fails; a partial has none
         transaction.on_commit(lambda: self.publish(identity), robust=True)
 
     @classmethod
@@ -232,7 +298,9 @@ class Override(models.Model):
     def _publish_identity(cls, identity: str) -> None:
         """Write the overrides that the script finds by the identity, again if they change meanwhile."""
         written: list[Override] | None = None
-        while (current := list(cls.objects.active().filter(identity=identity))) != written:
+        while (
+            current := list(cls.objects.active().filter(identity=identity))
+        ) != written:
             overrides.publish(identity, [override._published() for override in current])
             written = current
 
@@ -252,10 +320,16 @@ class Override(models.Model):
     @property
     def amount_text(self) -> str:
         """The limit or the factor as text, such as `120` or `1.5`."""
-        return str(self.limit or "") if self.factor is None else f"{self.factor.normalize():f}"
+        return (
+            str(self.limit or "")
+            if self.factor is None
+            else f"{self.factor.normalize():f}"
+        )
 
     def _published(self) -> overrides.Override:
-        return overrides.Override(self.identity, self._scope, self.kind, self._until, self.amount)
+        return overrides.Override(
+            self.identity, self._scope, self.kind, self._until, self.amount
+        )
 
     @property
     def _scope(self) -> str:
@@ -268,7 +342,14 @@ class Override(models.Model):
     @staticmethod
     def _network_overrides(found: Iterable[Override]) -> list[overrides.Override]:
         return [
-            overrides.Override(str(network), each._scope, each.kind, each._until, each.amount, each.every_client)
+            overrides.Override(
+                str(network),
+                each._scope,
+                each.kind,
+                each._until,
+                each.amount,
+                each.every_client,
+            )
             for each in found
             if (network := each.network) is not None
         ]
@@ -279,12 +360,20 @@ class Override(models.Model):
 
         Also of ended overrides that Redis may still have: it was unavailable when they ended.
         """
-        if not after and networks.differs(cls._network_overrides(cls.objects.active().of_networks())):
+        if not after and networks.differs(
+            cls._network_overrides(cls.objects.active().of_networks())
+        ):
             cls._publish_networks()
-        found = cls.objects.filter(until__gt=timezone.now(), identity__gt=after).order_by("identity")
+        found = cls.objects.filter(
+            until__gt=timezone.now(), identity__gt=after
+        ).order_by("identity")
         found = found.exclude(identity__startswith=f"{NETWORK}=")
-        identities = list(found.values_list("identity", flat=True).distinct()[:COMPARED])
-        wanted: dict[str, list[overrides.Override]] = {identity: [] for identity in identities}
+        identities = list(
+            found.values_list("identity", flat=True).distinct()[:COMPARED]
+        )
+        wanted: dict[str, list[overrides.Override]] = {
+            identity: [] for identity in identities
+        }
         for override in cls.objects.active().filter(identity__in=identities):
             wanted[override.identity].append(override._published())
         for identity in overrides.differing(wanted):
@@ -294,7 +383,9 @@ class Override(models.Model):
     @classmethod
     def restore(cls) -> int:
         """Write all active overrides to Redis, and return the number of identities that have one."""
-        identities = sorted(set(cls.objects.active().values_list("identity", flat=True)))
+        identities = sorted(
+            set(cls.objects.active().values_list("identity", flat=True))
+        )
         for identity in identities:
             if decode(identity)[0] != NETWORK:
                 cls._publish_identity(identity)
@@ -316,11 +407,17 @@ class OperatorAction(models.Model):
         REFUND = "refund", _("refund")
 
     at = models.DateTimeField(_("time"), auto_now_add=True)
-    by = models.CharField(_("operator"), max_length=254)  # a username, which outlives the account
-    via = models.CharField(_("by way of"), max_length=20, help_text=_("The admin, or a command."))
+    by = models.CharField(
+        _("operator"), max_length=254
+    )  # a username, which outlives the account
+    via = models.CharField(
+        _("by way of"), max_length=20, help_text=_("The admin, or a command.")
+    )
     action = models.CharField(_("action"), max_length=10, choices=Action)
     identity = models.CharField(_("identity"), max_length=200)
-    policy = models.CharField(_("policy"), max_length=100, blank=True, help_text=_("Empty for all policies."))
+    policy = models.CharField(
+        _("policy"), max_length=100, blank=True, help_text=_("Empty for all policies.")
+    )
     amount = models.CharField(_("amount"), max_length=30, blank=True)
     until = models.DateTimeField(_("until"), null=True, blank=True)
     reason = models.CharField(_("reason"), max_length=200, blank=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from . import conf
-from .core.clock import Clock, frozen_clock
+from .runtime.clock import Clock, frozen_clock
 from .testing import reset_all
 
 __all__ = ["rate_limit_clock", "rate_limits", "rate_limits_disabled"]

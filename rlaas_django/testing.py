@@ -11,8 +11,8 @@ from typing import Any
 from django.http.response import HttpResponseBase
 
 from . import backend
-from .core import process
-from .core.clock import Clock, frozen_clock
+from .runtime import process
+from .runtime.clock import Clock, frozen_clock
 
 __all__ = [
     "RateLimitTestMixin",
@@ -50,7 +50,9 @@ def assert_limited(response: HttpResponseBase) -> None:
     """Assert that a response is a refusal."""
     if response.status_code != 429:
         usage = response.headers.get("RateLimit", "none")
-        raise AssertionError(f"Expected a refusal (429), not {response.status_code}; RateLimit: {usage}.")
+        raise AssertionError(
+            f"Expected a refusal (429), not {response.status_code}; RateLimit: {usage}."
+        )
 
 
 def exhaust(client: Any, url: str, *, method: str = "get", **options: Any) -> Any:
@@ -62,16 +64,22 @@ def exhaust(client: Any, url: str, *, method: str = "get", **options: Any) -> An
         response = getattr(client, method)(url, **options)
         if response.status_code == 429:
             return response
-    raise AssertionError(f"{url} refused none of {MAX_REQUESTS} requests; is it limited?")
+    raise AssertionError(
+        f"{url} refused none of {MAX_REQUESTS} requests; is it limited?"
+    )
 
 
-async def aexhaust(client: Any, url: str, *, method: str = "get", **options: Any) -> Any:
+async def aexhaust(
+    client: Any, url: str, *, method: str = "get", **options: Any
+) -> Any:
     """As `exhaust`, with Django's AsyncClient."""
     for _ in range(MAX_REQUESTS):
         response = await getattr(client, method)(url, **options)
         if response.status_code == 429:
             return response
-    raise AssertionError(f"{url} refused none of {MAX_REQUESTS} requests; is it limited?")
+    raise AssertionError(
+        f"{url} refused none of {MAX_REQUESTS} requests; is it limited?"
+    )
 
 
 class RateLimitTestMixin:
@@ -105,14 +113,17 @@ def embedded_redis() -> dict[str, Any]:
     try:
         import fakeredis
     except ImportError as error:
-        raise ImportError("embedded_redis() needs fakeredis with Lua: pip install 'fakeredis[lua]'") from error
+        raise ImportError(
+            "embedded_redis() needs fakeredis with Lua: pip install 'fakeredis[lua]'"
+        ) from error
     return {
         "BACKEND": "django_redis.cache.RedisCache",
         # django-redis keeps its pools by address, so each embedded server needs one of its own.
         "LOCATION": f"redis://embedded-{next(_embedded)}:6379/0",
         "OPTIONS": {
             "CONNECTION_POOL_KWARGS": {
-                "connection_class": getattr(fakeredis, "FakeRedisConnection", None) or fakeredis.FakeConnection,
+                "connection_class": getattr(fakeredis, "FakeRedisConnection", None)
+                or fakeredis.FakeConnection,
                 "server": fakeredis.FakeServer(),
             }
         },

@@ -39,7 +39,9 @@ class RateLimitStatusView(View):
                     "allowed": quota.allowed,
                     "limit": quota.limit,
                     "remaining": quota.remaining,
-                    "retry_after": None if quota.retry_after == math.inf else quota.retry_after,
+                    "retry_after": None
+                    if quota.retry_after == math.inf
+                    else quota.retry_after,
                     "reset_after": quota.reset_after,
                 }
             )

@@ -1,8 +1,8 @@
 """Fixtures, and the two tiers of the suite.
 
 `make test` runs the tests without the marker `slow`: every behaviour once. `make test-all` runs all of them. What is in
-the long tier is said in three ways: a whole file in SLOW_FILES below, a test or a parameter by `pytest.mark.slow`, and
-the full size of a test that takes the fixture `scale`.
+the long tier is said in two ways: a file, a test or a parameter by `pytest.mark.slow`, and the full size of a test that
+takes the fixture `scale`.
 
 Each process of pytest-xdist has a server of its own (tests/settings.py). The tests of a file stay in one process
 (`--dist loadfile`), as many files start a site or a Cluster for all of their tests.
@@ -22,14 +22,14 @@ from pathlib import Path
 import hypothesis
 import pytest
 import redis
-
 import rlaas_django
 from example_project.redis_server import Server
 from rlaas_django.signals import backend_failed
 from rlaas_django.testing import frozen_clock, reset
-from tests.deployments import Node
-from tests.http import BOTH_WAYS, EVERY_WAY, Site
-from tests.internals import (
+
+from tests.support.deployments import Node
+from tests.support.http import BOTH_WAYS, EVERY_WAY, Site
+from tests.support.internals import (
     ALGORITHMS,
     breaker_module,
     conf,
@@ -39,17 +39,9 @@ from tests.internals import (
     redis_client,
     restore_limits,
 )
-from tests.outages import LONG_TIMEOUT, BreakerClock, ProxiedServer, SiteOnOneLoop
+from tests.support.outages import LONG_TIMEOUT, BreakerClock, ProxiedServer, SiteOnOneLoop
 
 NOW = 1_700_000_000_000  # 20 s into a window of a minute
-SLOW_FILES = {
-    "test_brief_trouble",
-    "test_cluster",
-    "test_deployments",
-    "test_failure",
-    "test_multiplexer",
-    "test_sentinel",
-}
 
 # No deadline: an example that takes long on a busy machine is no failure.
 hypothesis.settings.register_profile(
@@ -63,13 +55,6 @@ hypothesis.settings.load_profile("tests")
 # Shells start background jobs with Ctrl-C ignored, and so would be the processes that tests interrupt by it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.stem in SLOW_FILES:
-            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)

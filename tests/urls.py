@@ -3,7 +3,6 @@
 from django.contrib import admin
 from django.http import HttpResponse
 from django.urls import path
-
 from rlaas_django import rate_limit
 
 

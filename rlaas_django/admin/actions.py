@@ -12,12 +12,13 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from .. import operations, usage
 from ..core.keys import EncodedIdentity
 from ..core.policy import Policy, PolicyError, Rate
-from ..labels import ENCODED, describe
 from ..limiter import overrides
 from ..models import MAX_FACTOR, MIN_FACTOR, OperatorAction, Override
+from ..operators import actions as operations
+from ..operators import usage
+from ..operators.identities import ENCODED, describe
 from ..stats.policies import with_decided_rates
 from .text import grouped
 
@@ -45,41 +46,69 @@ class ActionForm(forms.Form):
     )
 
     is_encoded = RegexValidator(ENCODED, gettext_lazy("Enter a valid identity."))
-    identity = forms.CharField(max_length=200, widget=forms.HiddenInput, validators=[is_encoded])
-    action = forms.ChoiceField(choices=ACTIONS, initial=RESET, widget=forms.RadioSelect, label=gettext_lazy("Action"))
+    identity = forms.CharField(
+        max_length=200, widget=forms.HiddenInput, validators=[is_encoded]
+    )
+    action = forms.ChoiceField(
+        choices=ACTIONS,
+        initial=RESET,
+        widget=forms.RadioSelect,
+        label=gettext_lazy("Action"),
+    )
     policy = forms.ChoiceField(required=False, label=gettext_lazy("Policy"))
-    amount = forms.IntegerField(min_value=1, required=False, label=gettext_lazy("Units or custom limit"))
+    amount = forms.IntegerField(
+        min_value=1, required=False, label=gettext_lazy("Units or custom limit")
+    )
     factor = forms.DecimalField(
         min_value=MIN_FACTOR,
         max_value=MAX_FACTOR,
         decimal_places=3,
         required=False,
         label=gettext_lazy("Factor"),
-        help_text=gettext_lazy("Instead of a custom limit: by which the limits are multiplied, such as 2 or 0.5."),
+        help_text=gettext_lazy(
+            "Instead of a custom limit: by which the limits are multiplied, such as 2 or 0.5."
+        ),
     )
     every_client = forms.BooleanField(
         required=False,
         label=gettext_lazy("Logged-in users, too"),
-        help_text=gettext_lazy("Otherwise it does not reach them where a policy counts users."),
+        help_text=gettext_lazy(
+            "Otherwise it does not reach them where a policy counts users."
+        ),
     )
     hours = forms.TypedChoiceField(
-        choices=DURATIONS, coerce=int, required=False, initial=DEFAULT_HOURS, label=gettext_lazy("Duration")
+        choices=DURATIONS,
+        coerce=int,
+        required=False,
+        initial=DEFAULT_HOURS,
+        label=gettext_lazy("Duration"),
     )
-    reason = forms.CharField(max_length=200, required=False, label=gettext_lazy("Reason"))
+    reason = forms.CharField(
+        max_length=200, required=False, label=gettext_lazy("Reason")
+    )
     confirmed = forms.BooleanField(required=False, widget=forms.HiddenInput)
 
     def __init__(self, *args: Any, policies: dict[str, Policy], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.policies = policies
-        self.override: Override | None = None  # what a valid form is about to set; None for a reset or a refund
+        self.override: Override | None = (
+            None  # what a valid form is about to set; None for a reset or a refund
+        )
         field: Any = self.fields["policy"]
-        field.choices = [("", _("All policies")), *((name, name) for name in sorted(policies))]
+        field.choices = [
+            ("", _("All policies")),
+            *((name, name) for name in sorted(policies)),
+        ]
 
     def clean(self) -> dict[str, Any]:
         """Require the fields that the action needs."""
         data = super().clean() or {}
         action = data.get("action")
-        if action == self.REFUND and data.get("amount") is None and "amount" not in self.errors:
+        if (
+            action == self.REFUND
+            and data.get("amount") is None
+            and "amount" not in self.errors
+        ):
             self.add_error("amount", _("Enter a number."))
         if action in (overrides.BLOCK, overrides.EXEMPT, overrides.LIMIT):
             data["hours"] = data.get("hours") or DEFAULT_HOURS
@@ -113,10 +142,19 @@ class ActionForm(forms.Form):
             override.clean()
             policy = self.policies.get(override.policy)
             if override.limit and policy is not None and isinstance(policy.rate, Rate):
-                Rate(override.limit, policy.window)  # whether it can be counted exactly over the window
+                Rate(
+                    override.limit, policy.window
+                )  # whether it can be counted exactly over the window
         except ValidationError as error:
             for name, messages in error.message_dict.items():
-                self.add_error("amount" if name == "limit" else name if name in self.fields else None, messages)
+                self.add_error(
+                    "amount"
+                    if name == "limit"
+                    else name
+                    if name in self.fields
+                    else None,
+                    messages,
+                )
         except PolicyError as error:
             self.add_error("amount", str(error))
 
@@ -124,7 +162,10 @@ class ActionForm(forms.Form):
         """Return the chosen policy, or all that limit this kind of identity; without those that have no rate for it."""
         identity = EncodedIdentity(self.cleaned_data["identity"])
         if name := self.cleaned_data["policy"]:
-            return [policy for policy, _ in with_decided_rates([(self.policies[name], identity)])]
+            return [
+                policy
+                for policy, _ in with_decided_rates([(self.policies[name], identity)])
+            ]
         return [row.outcome.policy for row in usage.identity_rows(identity)]
 
 
@@ -138,10 +179,18 @@ def confirmation(form: ActionForm) -> str:
             "Refund %(number)s units to %(identity)s under %(policy)s?",
             data["amount"] or 0,
         ),
-        overrides.BLOCK: _("Refuse all requests of %(identity)s under %(policy)s for %(duration)s?"),
-        overrides.EXEMPT: _("Allow all requests of %(identity)s under %(policy)s for %(duration)s?"),
-        overrides.LIMIT: _("Set the limit of %(identity)s under %(policy)s to %(number)s for %(duration)s?"),
-        overrides.FACTOR: _("Multiply the limits of %(identity)s under %(policy)s by %(factor)s for %(duration)s?"),
+        overrides.BLOCK: _(
+            "Refuse all requests of %(identity)s under %(policy)s for %(duration)s?"
+        ),
+        overrides.EXEMPT: _(
+            "Allow all requests of %(identity)s under %(policy)s for %(duration)s?"
+        ),
+        overrides.LIMIT: _(
+            "Set the limit of %(identity)s under %(policy)s to %(number)s for %(duration)s?"
+        ),
+        overrides.FACTOR: _(
+            "Multiply the limits of %(identity)s under %(policy)s by %(factor)s for %(duration)s?"
+        ),
     }
     return questions[form.override.kind if form.override else data["action"]] % {
         "identity": describe([data["identity"]])[data["identity"]].name,
@@ -158,16 +207,29 @@ def consequences(form: ActionForm) -> list[str]:
         return []
     effect = operations.effect_of(new)
     found = [(_("This ends the override %(override)s."), each) for each in effect.ends]
-    found += [(_("Where both apply, this replaces the override %(override)s."), each) for each in effect.replaces]
+    found += [
+        (_("Where both apply, this replaces the override %(override)s."), each)
+        for each in effect.replaces
+    ]
     for each in effect.outranked_by:
         if each.kind == overrides.BLOCK and each.narrowness < new.narrowness:
-            text = _("Where both apply, the override %(override)s stays in force: a custom limit never lifts a block.")
+            text = _(
+                "Where both apply, the override %(override)s stays in force: a custom limit never lifts a block."
+            )
         else:
-            text = _("Where both apply, the override %(override)s stays in force: it is narrower.")
+            text = _(
+                "Where both apply, the override %(override)s stays in force: it is narrower."
+            )
         found.append((text, each))
-    sentences = [text % {"override": override_words(each)} for text, each in found[:MAX_SENTENCES]]
+    sentences = [
+        text % {"override": override_words(each)}
+        for text, each in found[:MAX_SENTENCES]
+    ]
     if len(found) > MAX_SENTENCES:
-        sentences.append(_("%(number)d more overrides are affected.") % {"number": len(found) - MAX_SENTENCES})
+        sentences.append(
+            _("%(number)d more overrides are affected.")
+            % {"number": len(found) - MAX_SENTENCES}
+        )
     return [*sentences, *_reach(new)]
 
 
@@ -188,14 +250,28 @@ def _reach(new: Override) -> list[str]:
 def perform(form: ActionForm, by: operations.Operator) -> OperatorAction:
     """Perform the action, and return its entry in the history."""
     data, new = form.cleaned_data, form.override
-    identity, scope, reason = EncodedIdentity(data["identity"]), data["policy"], data["reason"]
+    identity, scope, reason = (
+        EncodedIdentity(data["identity"]),
+        data["policy"],
+        data["reason"],
+    )
     if new is not None:
-        amounts: Any = {"limit": new.limit, "factor": new.factor, "every_client": new.every_client}
-        return operations.set_override(by, identity, scope, new.kind, new.until, reason, **amounts)
+        amounts: Any = {
+            "limit": new.limit,
+            "factor": new.factor,
+            "every_client": new.every_client,
+        }
+        return operations.set_override(
+            by, identity, scope, new.kind, new.until, reason, **amounts
+        )
     if data["action"] == ActionForm.RESET:
-        return operations.reset_usage(by, identity, form.chosen_policies(), scope=scope, reason=reason)
+        return operations.reset_usage(
+            by, identity, form.chosen_policies(), scope=scope, reason=reason
+        )
     policies = form.chosen_policies()
-    return operations.refund_units(by, identity, policies, data["amount"], scope=scope, reason=reason)
+    return operations.refund_units(
+        by, identity, policies, data["amount"], scope=scope, reason=reason
+    )
 
 
 def override_words(override: Override) -> str:

@@ -40,7 +40,11 @@ class Bar(NamedTuple):
             _("%(number)s over the limit, not refused"): counts.over,
             _("%(number)s decided without Redis"): counts.degraded,
         }
-        parts = [text % {"number": _count(number)} for text, number in words.items() if number]
+        parts = [
+            text % {"number": _count(number)}
+            for text, number in words.items()
+            if number
+        ]
         shown = ", ".join(parts) if parts else _("no requests")
         return f"{self.time}: {shown}"
 
@@ -55,7 +59,10 @@ def add_up(series: Sequence[Counts], per_bar: int) -> list[Counts]:
 
 def bars(series: Sequence[Counts], time_format: str) -> list[Bar]:
     """Return a bar for each part of a series; the format of its time is one of Django's."""
-    return [Bar(date_format(local_time(counts.start), time_format), counts) for counts in series]
+    return [
+        Bar(date_format(local_time(counts.start), time_format), counts)
+        for counts in series
+    ]
 
 
 def chart(shown: Sequence[Bar], label: str) -> SafeString:
@@ -69,17 +76,24 @@ def chart(shown: Sequence[Bar], label: str) -> SafeString:
         '<svg class="rlaas-chart" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">'
         '<path class="rlaas-grid" d="{}"/>{}{}</svg><div class="rlaas-reader" data-live-keep hidden></div>'
         '<div class="rlaas-x" aria-hidden="true">{}</div><p class="rlaas-readout">{}</p></div>',
-        format_html_join("", "<span>{}</span>", ((grouped(tick),) for tick in reversed(ticks))),
+        format_html_join(
+            "", "<span>{}</span>", ((grouped(tick),) for tick in reversed(ticks))
+        ),
         WIDTH,
         HEIGHT,
         label,
-        "".join(f"M0 {_number(HEIGHT - HEIGHT * tick / top)}h{WIDTH}" for tick in ticks),
+        "".join(
+            f"M0 {_number(HEIGHT - HEIGHT * tick / top)}h{WIDTH}" for tick in ticks
+        ),
         _paths([bar.counts for bar in shown], WIDTH, HEIGHT, top),
         # Transparent and of full height, so that a low bar is found, too.
         format_html_join(
             "",
             '<rect class="rlaas-span" x="{}" width="{}" height="{}"><title>{}</title></rect>',
-            ((_number(i * width), _number(width), HEIGHT, bar.title) for i, bar in enumerate(shown)),
+            (
+                (_number(i * width), _number(width), HEIGHT, bar.title)
+                for i, bar in enumerate(shown)
+            ),
         ),
         format_html_join("", "<span>{}</span>", ((shown[i].time,) for i in at)),
         shown[-1].title,
@@ -107,24 +121,36 @@ def _scale(peak: int) -> tuple[int, int]:
     while True:
         for factor in (1, 2, 5):
             if 4 * factor * step >= peak:
-                return factor * step, max(1, -(-peak // (factor * step))) * factor * step
+                return factor * step, max(
+                    1, -(-peak // (factor * step))
+                ) * factor * step
         step *= 10
 
 
-def _paths(series: Sequence[Counts], width: float, height: float, top: int) -> SafeString:
+def _paths(
+    series: Sequence[Counts], width: float, height: float, top: int
+) -> SafeString:
     """Return one path per kind, a tenth of the markup of one rectangle per bar and kind."""
     drawn: dict[str, list[str]] = {kind: [] for kind in KINDS}
     each = width / len(series)
     for i, counts in enumerate(series):
-        heights = {kind: max(MIN_HEIGHT, height * number / top) for kind in KINDS if (number := getattr(counts, kind))}
+        heights = {
+            kind: max(MIN_HEIGHT, height * number / top)
+            for kind in KINDS
+            if (number := getattr(counts, kind))
+        }
         if (excess := sum(heights.values()) - height) > 0:
             heights[max(heights, key=lambda kind: heights[kind])] -= excess
         x, wide, bottom = _number(i * each + each * 0.12), _number(each * 0.76), height
         for kind, tall in heights.items():
-            drawn[kind].append(f"M{x} {_number(bottom)}v-{_number(tall)}h{wide}v{_number(tall)}z")
+            drawn[kind].append(
+                f"M{x} {_number(bottom)}v-{_number(tall)}h{wide}v{_number(tall)}z"
+            )
             bottom -= tall
     return format_html_join(
-        "", '<path class="rlaas-{}" d="{}"/>', ((kind, "".join(parts)) for kind, parts in drawn.items() if parts)
+        "",
+        '<path class="rlaas-{}" d="{}"/>',
+        ((kind, "".join(parts)) for kind, parts in drawn.items() if parts),
     )
 
 
@@ -133,4 +159,6 @@ def _number(number: float) -> str:
 
 
 def _count(number: int) -> str:
-    return grouped(number) if number >= 1000 else str(number)  # grouping is slow, and most counts are small
+    return (
+        grouped(number) if number >= 1000 else str(number)
+    )  # grouping is slow, and most counts are small

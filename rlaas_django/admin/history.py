@@ -7,8 +7,8 @@ from typing import NamedTuple
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ..labels import IdentityLabel, describe
 from ..models import OperatorAction, Override
+from ..operators.identities import IdentityLabel, describe
 from ..templatetags.rlaas_panel import with_zone
 
 MAX_ENTRIES = 200
@@ -24,10 +24,17 @@ class Entry(NamedTuple):
 
 def entries(identity: str | None = None, limit: int = MAX_ENTRIES) -> list[Entry]:
     """Return what operators did, to one identity or to any, the latest first."""
-    found = OperatorAction.objects.all() if identity is None else OperatorAction.objects.filter(identity=identity)
+    found = (
+        OperatorAction.objects.all()
+        if identity is None
+        else OperatorAction.objects.filter(identity=identity)
+    )
     actions = list(found[:limit])
     labels = describe({action.identity for action in actions})
-    return [Entry(action, labels[action.identity], words(action, labels[action.identity])) for action in actions]
+    return [
+        Entry(action, labels[action.identity], words(action, labels[action.identity]))
+        for action in actions
+    ]
 
 
 def words(action: OperatorAction, identity: IdentityLabel | None = None) -> str:
@@ -38,8 +45,12 @@ def words(action: OperatorAction, identity: IdentityLabel | None = None) -> str:
     texts = {
         "block": _("Blocked %(identity)s under %(policy)s until %(until)s"),
         "exempt": _("Exempted %(identity)s from %(policy)s until %(until)s"),
-        "limit": _("Set the limit of %(identity)s under %(policy)s to %(amount)s until %(until)s"),
-        "factor": _("Set the limits of %(identity)s under %(policy)s to %(amount)s times their value until %(until)s"),
+        "limit": _(
+            "Set the limit of %(identity)s under %(policy)s to %(amount)s until %(until)s"
+        ),
+        "factor": _(
+            "Set the limits of %(identity)s under %(policy)s to %(amount)s times their value until %(until)s"
+        ),
         "end": _("Ended the override “%(amount)s” of %(identity)s under %(policy)s"),
         "reset": _("Reset the usage of %(identity)s under %(policy)s"),
         "refund": ngettext(

@@ -9,15 +9,16 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from .. import conf, usage
+from .. import conf
 from ..core import policy as algorithms
 from ..core.policy import Policy, Rate
 from ..core.text import printable
-from ..labels import describe
+from ..operators import usage
+from ..operators.identities import describe
+from ..operators.usage import PolicyRow
 from ..stats import reader
 from ..stats.reader import Counts, total
 from ..stats.schema import SITE
-from ..usage import PolicyRow
 from . import charts
 from .tables import Column, heads, sort_rows
 from .text import grouped
@@ -48,22 +49,40 @@ class Span(NamedTuple):
 
 
 SPANS = {
-    "hour": Span("hour", gettext_lazy("Last hour"), gettext_lazy("per minute"), 1, 2, "H:i"),
-    "day": Span("day", gettext_lazy("Last day"), gettext_lazy("per 15 minutes"), 15, 1, "H:i"),
-    "week": Span("week", gettext_lazy("Last week"), gettext_lazy("per hour"), 1, 6, "D H:i"),
+    "hour": Span(
+        "hour", gettext_lazy("Last hour"), gettext_lazy("per minute"), 1, 2, "H:i"
+    ),
+    "day": Span(
+        "day", gettext_lazy("Last day"), gettext_lazy("per 15 minutes"), 15, 1, "H:i"
+    ),
+    "week": Span(
+        "week", gettext_lazy("Last week"), gettext_lazy("per hour"), 1, 6, "D H:i"
+    ),
 }
 COLUMNS = {
-    "policy": Column(gettext_lazy("Policy"), lambda row: (row.policy.label.lower(), row.policy.name)),
+    "policy": Column(
+        gettext_lazy("Policy"), lambda row: (row.policy.label.lower(), row.policy.name)
+    ),
     "rate": Column(gettext_lazy("Rate"), lambda row: _per_second(row.policy)),
-    "requests": Column(gettext_lazy("Requests"), lambda row: -row.counts.total, highest_first=True),
-    "allowed": Column(gettext_lazy("Allowed"), lambda row: -row.counts.allowed, highest_first=True),
-    "refused": Column(gettext_lazy("Refused"), lambda row: (-row.counts.refused, -row.counts.over), highest_first=True),
+    "requests": Column(
+        gettext_lazy("Requests"), lambda row: -row.counts.total, highest_first=True
+    ),
+    "allowed": Column(
+        gettext_lazy("Allowed"), lambda row: -row.counts.allowed, highest_first=True
+    ),
+    "refused": Column(
+        gettext_lazy("Refused"),
+        lambda row: (-row.counts.refused, -row.counts.over),
+        highest_first=True,
+    ),
     "share": Column(gettext_lazy("Share"), lambda row: -row.share, highest_first=True),
 }
 
 
 def _per_second(policy: Policy) -> float:
-    return policy.rate.limit / policy.rate.window if isinstance(policy.rate, Rate) else 0
+    return (
+        policy.rate.limit / policy.rate.window if isinstance(policy.rate, Rate) else 0
+    )
 
 
 def overview(request: HttpRequest) -> Context:
@@ -72,7 +91,11 @@ def overview(request: HttpRequest) -> Context:
     text, sort = query.get("q", "").strip(), query.get("sort", "")
     sort = sort if sort.removeprefix("-") in COLUMNS else "policy"
     every = usage.policy_table(span.name)
-    rows = [row for row in every if text.lower() in f"{row.policy.label} {row.policy.name}".lower()]
+    rows = [
+        row
+        for row in every
+        if text.lower() in f"{row.policy.label} {row.policy.name}".lower()
+    ]
     sort_rows(rows, COLUMNS, sort)
     site = usage.series("hour")
     identities, paths = reader.most_refused(TOP)
@@ -87,7 +110,9 @@ def overview(request: HttpRequest) -> Context:
         "rows": [(row, _sparkline(row, span)) for row in rows],
         "columns": heads(COLUMNS, sort),
         "policies_count": len(every),
-        "identities": [(labels[identity], number) for identity, number in identities.items()],
+        "identities": [
+            (labels[identity], number) for identity, number in identities.items()
+        ],
         "paths": [(printable(path), number) for path, number in paths.items()],
         "server": usage.server_state(),
         "breakers": usage.open_breakers(),
@@ -109,14 +134,18 @@ def policy(request: HttpRequest) -> Context | None:
         **_chart(_span(request), found.label, found.name),
         "row": PolicyRow(found, week),
         "algorithm": ALGORITHM_NAMES[found.algo or conf.config().algo],
-        "key": found.key if isinstance(found.key, str) else getattr(found.key, "__name__", repr(found.key)),
+        "key": found.key
+        if isinstance(found.key, str)
+        else getattr(found.key, "__name__", repr(found.key)),
         "counts": [
             (_("this minute"), hour[-1]),
             (_("last hour"), total(hour)),
             (_("last day"), total(week[-24:])),
             (_("last week"), total(week)),
         ],
-        "identities": [(labels[identity], number) for identity, number in identities.items()],
+        "identities": [
+            (labels[identity], number) for identity, number in identities.items()
+        ],
     }
 
 
@@ -128,7 +157,10 @@ def shadow(_request: HttpRequest) -> Context:
         usage.ping()  # raises if Redis is unavailable; without policies nothing else calls it
     return {
         "title": _("Shadow policies"),
-        "rows": [(row, _sparkline(row, SPANS["day"]), len(identities[row.policy.name])) for row in rows],
+        "rows": [
+            (row, _sparkline(row, SPANS["day"]), len(identities[row.policy.name]))
+            for row in rows
+        ],
     }
 
 

@@ -14,10 +14,10 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from .. import usage
 from ..core.text import printable
-from ..labels import address_identity, describe, duration, search
 from ..models import Override
+from ..operators import usage
+from ..operators.identities import address_identity, describe, duration, search
 from ..stats import reader
 from ..stats.schema import REFUSALS_TTL, SITE, Refusal
 from ..templatetags.rlaas_panel import with_zone
@@ -26,7 +26,17 @@ from .text import local_time, sees_users
 MAX_GROUPS = 200  # on the page
 MAX_FILTERED = 5_000
 CSV_COLUMNS = (
-    *("time", "policy", "identity", "method", "path", "count", "limit", "retry_after", "over"),
+    *(
+        "time",
+        "policy",
+        "identity",
+        "method",
+        "path",
+        "count",
+        "limit",
+        "retry_after",
+        "over",
+    ),
     *("source", "address", "agent"),
 )
 AGENTS = {
@@ -70,7 +80,9 @@ class Group:
     def path(self) -> str:
         """The path of the request, or the label of who called `check()`."""
         refusal = self.latest
-        return printable(refusal.path if refusal.source == "request" else refusal.source)
+        return printable(
+            refusal.path if refusal.source == "request" else refusal.source
+        )
 
     @property
     def agent(self) -> Any:
@@ -88,20 +100,41 @@ def group(refusals: Iterable[Refusal]) -> list[Group]:
     """Group refusals, newest first, by all but their time and numbers."""
     groups: dict[tuple[Any, ...], Group] = {}
     for each in refusals:
-        what = each.policy, each.identity, each.source, each.method, each.path, each.address, each.agent, each.over
+        what = (
+            each.policy,
+            each.identity,
+            each.source,
+            each.method,
+            each.path,
+            each.address,
+            each.agent,
+            each.over,
+        )
         groups.setdefault(what, Group(each)).add(each)
     return list(groups.values())
 
 
 def find_blocks(groups: Iterable[Group]) -> None:
     """Find what blocked the latest refusal of each group: an override of the identity, its address or its network."""
-    shown = [(each, each.latest.identity, address_identity(each.latest.address)) for each in groups]
+    shown = [
+        (each, each.latest.identity, address_identity(each.latest.address))
+        for each in groups
+    ]
     oldest = timezone.now() - timedelta(seconds=REFUSALS_TTL)
     blocks = Override.objects.filter(kind=Override.Kind.BLOCK, until__gt=oldest)
-    found = blocks.matching({identity for _, *identities in shown for identity in identities if identity})
+    found = blocks.matching(
+        {identity for _, *identities in shown for identity in identities if identity}
+    )
     for each, identity, address in shown:
-        matching = [*found[identity], *(override for override in found.get(address, ()) if override.every_client)]
-        applied = [block for block in matching if block.policy in ("", each.latest.policy) and block.is_active(each.at)]
+        matching = [
+            *found[identity],
+            *(override for override in found.get(address, ()) if override.every_client),
+        ]
+        applied = [
+            block
+            for block in matching
+            if block.policy in ("", each.latest.policy) and block.is_active(each.at)
+        ]
         each.block = applied[-1] if applied else None
 
 
@@ -120,8 +153,15 @@ def page(request: HttpRequest) -> dict[str, Any]:
         "found": len(found),
         "unlogged": sum(hour.unlogged for hour in reader.hours([SITE], days=1)[SITE]),
         "policies": sorted(policies),
-        "filters": {name: query.get(name, "") for name in ("policy", "identity", "path", "since")},
-        "spans": [("5", _("the last 5 minutes")), ("60", _("the last hour")), ("1440", _("the last day"))],
+        "filters": {
+            name: query.get(name, "")
+            for name in ("policy", "identity", "path", "since")
+        },
+        "spans": [
+            ("5", _("the last 5 minutes")),
+            ("60", _("the last hour")),
+            ("1440", _("the last day")),
+        ],
         "query": query,
     }
 
@@ -130,12 +170,18 @@ def _filtered(request: HttpRequest, policies: Iterable[str]) -> list[Refusal]:
     """Return the refusals that match `policy`, `identity`, `path` and `since` (minutes) of the query, newest first."""
     query = request.GET
     policy, path, since = (query.get(name, "") for name in ("policy", "path", "since"))
-    oldest = timezone.now().timestamp() - 60 * int(since) if since.isdecimal() and len(since) < 9 else 0
+    oldest = (
+        timezone.now().timestamp() - 60 * int(since)
+        if since.isdecimal() and len(since) < 9
+        else 0
+    )
     text = query.get("identity", "").strip()
     identities = set(search(text, by_email=sees_users(request)))
     return [
         refusal
-        for refusal in reader.refusals([policy] if policy in policies else [SITE], limit=MAX_FILTERED)
+        for refusal in reader.refusals(
+            [policy] if policy in policies else [SITE], limit=MAX_FILTERED
+        )
         if policy in ("", refusal.policy)
         and (text in refusal.identity or refusal.identity in identities)
         and path in refusal.path
@@ -148,7 +194,9 @@ def write_csv(file: Any, request: HttpRequest) -> None:
     writer = csv.writer(file)
     writer.writerow(CSV_COLUMNS)
     for refusal in _filtered(request, usage.policies()):
-        wait = "" if refusal.retry_after is None else math.ceil(refusal.retry_after)  # as in the header Retry-After
+        wait = (
+            "" if refusal.retry_after is None else math.ceil(refusal.retry_after)
+        )  # as in the header Retry-After
         time = local_time(refusal.at).isoformat(timespec="seconds")
         values = {**asdict(refusal), "time": time, "retry_after": wait}
         writer.writerow([_cell(values[column]) for column in CSV_COLUMNS])
@@ -177,10 +225,24 @@ def explain(group: Group) -> str:
         words["reason"] = group.block.reason
         return _("Blocked (%(reason)s), refused at %(time)s on %(request)s") % words
     if refusal.over:
-        return _("%(count)d of %(limit)d in %(window)s, over the limit at %(time)s on %(request)s") % words
-    words["refusal"] = _("%(count)d of %(limit)d in %(window)s, refused at %(time)s on %(request)s") % words
+        return (
+            _(
+                "%(count)d of %(limit)d in %(window)s, over the limit at %(time)s on %(request)s"
+            )
+            % words
+        )
+    words["refusal"] = (
+        _("%(count)d of %(limit)d in %(window)s, refused at %(time)s on %(request)s")
+        % words
+    )
     if refusal.retry_after is None:
         return _("%(refusal)s: the cost exceeds the limit") % words
     if (left := refusal.at + refusal.retry_after - timezone.now().timestamp()) > 0:
-        return _("%(refusal)s, allowed again in %(wait)s") % {**words, "wait": duration(left)}
-    return _("%(refusal)s, allowed again after %(wait)s") % {**words, "wait": duration(refusal.retry_after)}
+        return _("%(refusal)s, allowed again in %(wait)s") % {
+            **words,
+            "wait": duration(left),
+        }
+    return _("%(refusal)s, allowed again after %(wait)s") % {
+        **words,
+        "wait": duration(refusal.retry_after),
+    }

@@ -22,10 +22,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_POST
 
-from .. import backend, operations, usage
+from .. import backend
 from ..core.keys import EncodedIdentity, encode
-from ..labels import is_encoded
 from ..models import OperatorAction, Override, RateLimit
+from ..operators import actions as operations
+from ..operators import usage
+from ..operators.identities import is_encoded
 from . import actions, history, pages, policy_pages, refusal_log
 from .text import sees_users
 
@@ -38,7 +40,9 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
-    def has_delete_permission(self, request: HttpRequest, obj: RateLimit | None = None) -> bool:
+    def has_delete_permission(
+        self, request: HttpRequest, obj: RateLimit | None = None
+    ) -> bool:
         return False
 
     def get_urls(self) -> list[URLPattern]:
@@ -52,13 +56,20 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             ("refusals.csv", "refusals_csv", self.refusals_csv),
             ("shadow/", "shadow", self._page("shadow", policy_pages.shadow)),
             ("overrides/", "overrides", self._page("overrides", pages.overrides)),
-            ("overrides/add/", "add_override", self._page("add_override", pages.add_override)),
+            (
+                "overrides/add/",
+                "add_override",
+                self._page("add_override", pages.add_override),
+            ),
             ("history/", "history", self._page("history", pages.history)),
             ("act/", "act", require_POST(self.act)),
             ("end/", "end", require_POST(self.end)),
             ("<path:object_id>/change/", "change", self.change),
         ]
-        return [path(route, self._wrap(view), name=f"rlaas_django_ratelimit_{name}") for route, name, view in views]
+        return [
+            path(route, self._wrap(view), name=f"rlaas_django_ratelimit_{name}")
+            for route, name, view in views
+        ]
 
     def _page(self, name: str, context: Callable[[HttpRequest], pages.Context]) -> View:
         return lambda request: self._render(request, name, context(request))
@@ -68,13 +79,26 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
         def wrapped(request: HttpRequest, **kwargs: str) -> HttpResponseBase:
             acts = request.method == "POST"
-            if not (self.has_change_permission(request) if acts else self.has_view_or_change_permission(request)):
+            if not (
+                self.has_change_permission(request)
+                if acts
+                else self.has_view_or_change_permission(request)
+            ):
                 raise PermissionDenied
             try:
                 return view(request, **kwargs)
             except backend.UnavailableError as error:
-                context = {"title": _("Redis is unavailable"), "error": error, "acted": acts}
-                return self._render(request, "unavailable", {**context, "breakers": usage.open_breakers()}, status=503)
+                context = {
+                    "title": _("Redis is unavailable"),
+                    "error": error,
+                    "acted": acts,
+                }
+                return self._render(
+                    request,
+                    "unavailable",
+                    {**context, "breakers": usage.open_breakers()},
+                    status=503,
+                )
 
         return self.admin_site.admin_view(update_wrapper(wrapped, view))
 
@@ -85,9 +109,13 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             return self._redirect("changelist", q=request.GET.get("policy", ""))
         return self._render(request, "policy", context)
 
-    def identity(self, request: HttpRequest, form: actions.ActionForm | None = None) -> HttpResponse:
+    def identity(
+        self, request: HttpRequest, form: actions.ActionForm | None = None
+    ) -> HttpResponse:
         """Show one identity; any other text in its place is searched for."""
-        encoded = EncodedIdentity(request.GET.get("id") or request.POST.get("identity", ""))
+        encoded = EncodedIdentity(
+            request.GET.get("id") or request.POST.get("identity", "")
+        )
         if not is_encoded(encoded):
             return self._redirect("clients", **({"q": encoded} if encoded else {}))
         context = pages.identity(encoded, form, request.GET.get("action", ""))
@@ -112,9 +140,17 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             return self.identity(request, form)
         identity = form.cleaned_data["identity"]
         if not form.cleaned_data["confirmed"]:
-            hidden = [(name, request.POST.get(name, "")) for name in form.fields if name != "confirmed"]
+            hidden = [
+                (name, request.POST.get(name, ""))
+                for name in form.fields
+                if name != "confirmed"
+            ]
             question, reason = actions.confirmation(form), form.cleaned_data["reason"]
-            context = {"question": question, "consequences": actions.consequences(form), "reason": reason}
+            context = {
+                "question": question,
+                "consequences": actions.consequences(form),
+                "reason": reason,
+            }
             return self._confirm(request, "act", identity, **context, hidden=hidden)
         with transaction.atomic():  # no override without its log entry
             self._report(request, actions.perform(form, _operator(request)))
@@ -123,31 +159,59 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def end(self, request: HttpRequest) -> HttpResponse:
         """End an override, after confirmation."""
         key = request.POST.get("override", "")
-        override = Override.objects.filter(pk=key).first() if key.isdecimal() and len(key) < 19 else None
+        override = (
+            Override.objects.filter(pk=key).first()
+            if key.isdecimal() and len(key) < 19
+            else None
+        )
         if override is None:
             return self._redirect("overrides")
         if "ask" in request.POST:
-            text = _("End the override %(override)s? The policy applies again from the next request.")
+            text = _(
+                "End the override %(override)s? The policy applies again from the next request."
+            )
             question = text % {"override": actions.override_words(override)}
-            return self._confirm(request, "end", override.identity, question=question, hidden=[("override", key)])
+            return self._confirm(
+                request,
+                "end",
+                override.identity,
+                question=question,
+                hidden=[("override", key)],
+            )
         with transaction.atomic():
             self._report(request, operations.end_override(_operator(request), override))
         return self._redirect("overrides")
 
-    def _confirm(self, request: HttpRequest, target: str, identity: str, **context: Any) -> HttpResponse:
+    def _confirm(
+        self, request: HttpRequest, target: str, identity: str, **context: Any
+    ) -> HttpResponse:
         """Ask for confirmation; the form of the page posts `hidden` to `target` again."""
-        page = {"title": _("Are you sure?"), "target": target, "back": _url(self.admin_site, "identity", id=identity)}
+        page = {
+            "title": _("Are you sure?"),
+            "target": target,
+            "back": _url(self.admin_site, "identity", id=identity),
+        }
         return self._render(request, "confirm", {**page, **context})
 
     def _report(self, request: HttpRequest, action: OperatorAction) -> None:
         """Show what was done to the operator, and write it to the admin log."""
         identity = RateLimit(pk=action.identity)
         identity.words = history.words(action)
-        message = f"{identity.words}: {action.reason}" if action.reason else f"{identity.words}."
+        message = (
+            f"{identity.words}: {action.reason}"
+            if action.reason
+            else f"{identity.words}."
+        )
         self.log_change(request, identity, message)
         messages.success(request, message)
 
-    def _render(self, request: HttpRequest, name: str, context: dict[str, Any], status: int = 200) -> HttpResponse:
+    def _render(
+        self,
+        request: HttpRequest,
+        name: str,
+        context: dict[str, Any],
+        status: int = 200,
+    ) -> HttpResponse:
         # Live refresh fetches only the part that changes, and must not consume the messages of the next full page.
         live = "X-Rlaas-Live" in request.headers
         request.current_app = self.admin_site.name
@@ -171,7 +235,9 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def _user_page(self, request: HttpRequest) -> str:
         """Return the URL name of a user's change page, or "" if this admin has none or staff may not view it."""
         model, site = get_user_model(), self.admin_site
-        if site.is_registered(model) and site.get_model_admin(model).has_view_or_change_permission(request):
+        if site.is_registered(model) and site.get_model_admin(
+            model
+        ).has_view_or_change_permission(request):
             return f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
         return ""
 
@@ -192,12 +258,21 @@ class RateLimitsOfUser:
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
         # The usage has a fieldset of its own.
-        return [name for name in super().get_fields(request, obj) if name != "rate_limits"]  # type: ignore[misc]
+        return [
+            name for name in super().get_fields(request, obj) if name != "rate_limits"
+        ]  # type: ignore[misc]
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> list[Any]:
         user: Any = request.user
-        may_view = any(user.has_perm(f"rlaas_django.{verb}_ratelimit") for verb in ("view", "change"))
-        usage = [(_("Rate limits"), {"fields": ["rate_limits"]})] if obj is not None and may_view else []
+        may_view = any(
+            user.has_perm(f"rlaas_django.{verb}_ratelimit")
+            for verb in ("view", "change")
+        )
+        usage = (
+            [(_("Rate limits"), {"fields": ["rate_limits"]})]
+            if obj is not None and may_view
+            else []
+        )
         return [*super().get_fieldsets(request, obj), *usage]  # type: ignore[misc]
 
     @property
@@ -209,10 +284,14 @@ class RateLimitsOfUser:
     def rate_limits(self, user: Any) -> SafeString:
         """Render the usage of a user."""
         identity = EncodedIdentity(encode(str(user.pk)))
-        context: dict[str, Any] = {"page": _url(self.admin_site, "identity", id=identity)}
+        context: dict[str, Any] = {
+            "page": _url(self.admin_site, "identity", id=identity)
+        }
         try:
             rows = usage.identity_rows(identity)
-            context["rows"] = [row for row in rows if row.outcome.current_count or row.override]
+            context["rows"] = [
+                row for row in rows if row.outcome.current_count or row.override
+            ]
         except backend.UnavailableError as error:
             context["error"] = error
         return render_to_string("rlaas_django/admin/user.html", context)
@@ -224,4 +303,8 @@ def _operator(request: HttpRequest) -> operations.Operator:
 
 
 def _url(site: admin.AdminSite, name: str, **query: str) -> str:
-    return reverse(f"admin:rlaas_django_ratelimit_{name}", query=query or None, current_app=site.name)
+    return reverse(
+        f"admin:rlaas_django_ratelimit_{name}",
+        query=query or None,
+        current_app=site.name,
+    )

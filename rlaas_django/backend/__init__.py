@@ -1,9 +1,23 @@
 """Everything that talks to Redis, and the only package that imports redis-py and django-redis."""
 
-from .client import connection_options, make_topology, redis_client, registered_scripts, topology
+from .client import (
+    connection_options,
+    make_topology,
+    redis_client,
+    registered_scripts,
+    topology,
+)
 from .commands import Call, script_call
 from .errors import UnavailableError
-from .execution import ADMIN_TIMEOUT, aexecute, aexecute_each, execute, execute_each, run_commands, servers
+from .execution import (
+    ADMIN_TIMEOUT,
+    aexecute,
+    aexecute_each,
+    execute,
+    execute_each,
+    run_commands,
+    servers,
+)
 from .scanning import scan, scan_page
 from .server import Server
 from .server_info import encryption, eviction_policy, server_info, table_bytes_per_key

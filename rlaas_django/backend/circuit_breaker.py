@@ -6,13 +6,15 @@ import random
 import threading
 import time
 
-from .. import log
+from ..runtime import log
 
 # Seconds from the failure that opens the breaker to the first probe: short, as one call may fail by itself.
 FIRST_INTERVAL = 0.15
 MAX_INTERVAL = 2.0  # it doubles with each failed probe, up to this
 LOG_INTERVAL = 1.0  # seconds between two lines about errors
-JITTER = 0.25  # up to this share is added at random, so that processes do not probe together
+JITTER = (
+    0.25  # up to this share is added at random, so that processes do not probe together
+)
 
 
 class CircuitBreaker:
@@ -20,7 +22,9 @@ class CircuitBreaker:
 
     def __init__(self, name: str, timeout: float) -> None:
         self.name, self.timeout = name, timeout
-        self.error: str | None = None  # why it is open; None: closed. (An exception would keep its caller's frames.)
+        self.error: str | None = (
+            None  # why it is open; None: closed. (An exception would keep its caller's frames.)
+        )
         self.failed = False  # whether a call has failed since the last reply
         self.opened_at = 0.0
         self.skipped = 0  # calls that were not made while open
@@ -37,7 +41,9 @@ class CircuitBreaker:
             if now < self._next_probe:
                 self.skipped += 1
                 return False
-            self._next_probe = now + max(self.timeout, self._jittered())  # one probe at a time
+            self._next_probe = now + max(
+                self.timeout, self._jittered()
+            )  # one probe at a time
             self._half_open = True
             return True
 
@@ -65,11 +71,21 @@ class CircuitBreaker:
         if not self.failed:
             return
         with self._lock:
-            was_open, self.error, self.failed, self._half_open = self.error is not None, None, False, False
+            was_open, self.error, self.failed, self._half_open = (
+                self.error is not None,
+                None,
+                False,
+                False,
+            )
             if not was_open:
                 return
             seconds, skipped = self.open_for, self.skipped
-        log.warning("%s available again after %.1f s (%d calls skipped).", self.name, seconds, skipped)
+        log.warning(
+            "%s available again after %.1f s (%d calls skipped).",
+            self.name,
+            seconds,
+            skipped,
+        )
 
     def log_error(self, error: Exception) -> None:
         """Log an error, at most once a second."""

@@ -16,7 +16,16 @@ Word = str | bytes | int | float
 class Call:
     """A packed command, for the server that has its keys."""
 
-    __slots__ = ("calls", "is_refund", "key", "on_abandoned", "packed", "reply_type", "script", "sent_at")
+    __slots__ = (
+        "calls",
+        "is_refund",
+        "key",
+        "on_abandoned",
+        "packed",
+        "reply_type",
+        "script",
+        "sent_at",
+    )
 
     def __init__(
         self,
@@ -33,13 +42,17 @@ class Call:
         self.reply_type = reply_type  # int; list, of whole numbers; None: whatever
         self.calls: tuple[Call, ...] | None = None  # of a pipeline
         self.sent_at = 0.0  # by `time.monotonic`
-        self.on_abandoned: Callable[[Any], None] | None = None  # gets a result that nobody awaits
+        self.on_abandoned: Callable[[Any], None] | None = (
+            None  # gets a result that nobody awaits
+        )
 
     def read(self, reply: Any) -> Any:
         """Return what a reply means to the caller; UnexpectedReplyError when it cannot be to this call."""
         if self.reply_type is not None:
             numbers = reply if type(reply) is list else (reply,)
-            if type(reply) is not self.reply_type or not all(type(each) is int for each in numbers):
+            if type(reply) is not self.reply_type or not all(
+                type(each) is int for each in numbers
+            ):
                 raise UnexpectedReplyError(reply)
         return reply
 
@@ -76,7 +89,19 @@ def pack(command: Sequence[Word]) -> bytes:
     return packed
 
 
-def script_call(script: Script, keys: Sequence[str], args: Iterable[Word], *, is_refund: bool = False) -> Call:
+def script_call(
+    script: Script,
+    keys: Sequence[str],
+    args: Iterable[Word],
+    *,
+    is_refund: bool = False,
+) -> Call:
     """Return a call of a script on these keys. A refund replies a list, the other operations one number."""
     packed = pack(("EVALSHA", script.sha, len(keys), *keys, *args))
-    return Call(script, keys[0], packed, reply_type=list if is_refund else int, is_refund=is_refund)
+    return Call(
+        script,
+        keys[0],
+        packed,
+        reply_type=list if is_refund else int,
+        is_refund=is_refund,
+    )

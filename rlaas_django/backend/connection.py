@@ -29,12 +29,25 @@ NOT_CONNECTED = -math.inf
 _IGNORED_OPTIONS = {
     *("retry", "retry_on_timeout", "retry_on_error", "health_check_interval"),
     *("decode_responses", "protocol", "cache", "cache_config"),
-    *("connection_class", "connection_pool", "max_connections", "timeout", "url", "ssl"),
+    *(
+        "connection_class",
+        "connection_pool",
+        "max_connections",
+        "timeout",
+        "url",
+        "ssl",
+    ),
     *("socket_timeout", "socket_connect_timeout"),
 }
 # Accepted by redis-py's connections for threads alone.
 _SYNC_ONLY = {
-    *("parser_class", "command_packer", "socket_type", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled"),
+    *(
+        "parser_class",
+        "command_packer",
+        "socket_type",
+        "ssl_validate_ocsp",
+        "ssl_validate_ocsp_stapled",
+    ),
     *("ssl_ocsp_context", "ssl_ocsp_expected_cert"),
 }
 ASYNC_CLASSES: tuple[tuple[type, type], ...] = (
@@ -53,34 +66,65 @@ class ConnectionOptions(NamedTuple):
     maximum: int
 
     @classmethod
-    def of(cls, connection_class: type[Any], options: dict[str, Any], maximum: int) -> ConnectionOptions:
+    def of(
+        cls, connection_class: type[Any], options: dict[str, Any], maximum: int
+    ) -> ConnectionOptions:
         """Return the options of a cache's pool, without those that are ignored."""
-        names = [name for name in options if name not in _IGNORED_OPTIONS and not name.startswith(("maint_", "oss_"))]
+        names = [
+            name
+            for name in options
+            if name not in _IGNORED_OPTIONS and not name.startswith(("maint_", "oss_"))
+        ]
         kept = {name: options[name] for name in names}
-        return cls(connection_class, {**kept, "protocol": 2}, min(maximum, MAX_CONNECTIONS))
+        return cls(
+            connection_class, {**kept, "protocol": 2}, min(maximum, MAX_CONNECTIONS)
+        )
 
     def at(self, address: Address) -> ConnectionOptions:
         """Return the same for another server."""
-        return self._replace(options={**self.options, "host": address[0], "port": address[1]})
+        return self._replace(
+            options={**self.options, "host": address[0], "port": address[1]}
+        )
 
     @property
     def address(self) -> Address:
         """The host and port; of a unix socket, the path and 0."""
         if "path" in self.options:
             return str(self.options["path"]), 0
-        return str(self.options.get("host") or "localhost"), int(self.options.get("port") or 6379)
+        return str(self.options.get("host") or "localhost"), int(
+            self.options.get("port") or 6379
+        )
 
     def connection(self, timeout: float) -> HeldConnection:
         """Return a new connection for threads, not connected yet."""
-        limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
+        limits = {
+            "socket_timeout": timeout,
+            "socket_connect_timeout": timeout,
+            "retry": Retry(NoBackoff(), 0),
+        }
         connection = self.connection_class(**self.options, **limits)
-        return HeldConnection(connection, self._reader(connection, self.options.get("parser_class", DefaultParser)))
+        return HeldConnection(
+            connection,
+            self._reader(connection, self.options.get("parser_class", DefaultParser)),
+        )
 
     def async_connection(self) -> tuple[Any, Any]:
         """Return a new connection for a loop, not connected yet and without timeouts, and what reads its replies."""
-        kind = next(other for known, other in ASYNC_CLASSES if issubclass(self.connection_class, known))
-        options = {name: value for name, value in self.options.items() if name not in _SYNC_ONLY}
-        limits = {"socket_timeout": None, "socket_connect_timeout": None, "retry": AsyncRetry(NoBackoff(), 0)}
+        kind = next(
+            other
+            for known, other in ASYNC_CLASSES
+            if issubclass(self.connection_class, known)
+        )
+        options = {
+            name: value
+            for name, value in self.options.items()
+            if name not in _SYNC_ONLY
+        }
+        limits = {
+            "socket_timeout": None,
+            "socket_connect_timeout": None,
+            "retry": AsyncRetry(NoBackoff(), 0),
+        }
         connection = kind(**options, **limits)
         return connection, self._reader(connection, AsyncDefaultParser)
 
@@ -90,7 +134,10 @@ class ConnectionOptions(NamedTuple):
         The connection itself where its class is not redis-py's own, or where a function of the site's is called when it
         connects: these may read in another way, or choose another parser.
         """
-        if type(connection) not in _OWN_CLASSES or self.options.get("redis_connect_func") is not None:
+        if (
+            type(connection) not in _OWN_CLASSES
+            or self.options.get("redis_connect_func") is not None
+        ):
             return connection
         parsers = []
 
@@ -134,6 +181,8 @@ class HeldConnection:
     def is_stale(self) -> bool:
         """Return whether the server closed the connection, or sent a reply to no call."""
         try:
-            return self.last_call == NOT_CONNECTED or bool(self.connection.can_read(timeout=0))
+            return self.last_call == NOT_CONNECTED or bool(
+                self.connection.can_read(timeout=0)
+            )
         except redis.RedisError:
             return True

@@ -65,9 +65,15 @@ def next_attempt(
     """
     if isinstance(error, exceptions.NoScriptError):
         return None if loaded else NextAttempt.LOAD
-    if isinstance(error, exceptions.MovedError):  # before ASK: redis-py derives it from AskError
+    if isinstance(
+        error, exceptions.MovedError
+    ):  # before ASK: redis-py derives it from AskError
         return NextAttempt.REDIRECT
     if isinstance(error, exceptions.AskError) and not is_refund:
         return NextAttempt.ASKING
     # A refund of the fixed window names a key that never exists, so ASK does not say where its counter is.
-    return NextAttempt.LATER if isinstance(error, (exceptions.AskError, exceptions.TryAgainError)) else None
+    return (
+        NextAttempt.LATER
+        if isinstance(error, (exceptions.AskError, exceptions.TryAgainError))
+        else None
+    )

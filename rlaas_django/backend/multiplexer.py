@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from .server import Server
 
 MAX_BATCH = 128  # commands; a batch has one timeout
-TICKS = (
-    10  # The timeout is counted in ticks of the event loop: time in which other code blocks the loop does not count.
-)
+TICKS = 10  # The timeout is counted in ticks of the event loop: time in which other code blocks the loop does not count.
 
 
 class Multiplexer:
@@ -38,7 +36,9 @@ class Multiplexer:
         self._waiting: deque[tuple[Call, asyncio.Future[Any]]] = deque()
         self._batch: list[tuple[Call, asyncio.Future[Any]]] = []  # sent, or about to be
         self._worker: asyncio.Task[None] | None = None
-        self._idle: asyncio.Future[None] | None = None  # what the worker waits for while there is nothing to do
+        self._idle: asyncio.Future[None] | None = (
+            None  # what the worker waits for while there is nothing to do
+        )
         self._is_new = True  # the connection: nothing was read from it yet
         self._last_use, self._ticks_left = 0.0, 0
         self._timer: asyncio.TimerHandle | None = None
@@ -78,7 +78,9 @@ class Multiplexer:
         except asyncio.CancelledError:
             if not self._timed_out:
                 with contextlib.suppress(redis.RedisError):
-                    await self._connection.disconnect()  # TLS takes turns of the loop, which ends now
+                    await (
+                        self._connection.disconnect()
+                    )  # TLS takes turns of the loop, which ends now
                 self._stop(None)
                 raise
             await self._connection.disconnect(nowait=True)
@@ -89,7 +91,9 @@ class Multiplexer:
 
     async def _exchange(self) -> None:
         self._ticks_left = TICKS
-        if self._timer is None:  # one for all batches: to set and cancel one for each takes a tenth of a call
+        if (
+            self._timer is None
+        ):  # one for all batches: to set and cancel one for each takes a tenth of a call
             self._timer = self.loop.call_later(self._server.timeout / TICKS, self._tick)
         connection = self._connection
         if self.reconnect or await self._is_stale():
@@ -101,7 +105,9 @@ class Multiplexer:
                 await connection.connect()
             except redis.ResponseError as error:  # to AUTH or SELECT
                 raise redis.ConnectionError(str(error)) from error
-        await connection.send_packed_command([call.packed for call, _ in self._batch], check_health=False)
+        await connection.send_packed_command(
+            [call.packed for call, _ in self._batch], check_health=False
+        )
         await self._receive()
         self._last_use = self.loop.time()
 
@@ -116,11 +122,20 @@ class Multiplexer:
                         reply = await self._reader.read_response()
                     except redis.ResponseError as error:
                         reply = error
-                    found.append(reply if isinstance(reply, redis.ResponseError) else part.read(reply))
+                    found.append(
+                        reply
+                        if isinstance(reply, redis.ResponseError)
+                        else part.read(reply)
+                    )
                     self._is_new = False
                 results.append(found[0] if call.calls is None else found)
-            if hasattr(self._connection, "can_read") and await self._connection.can_read():
-                with contextlib.suppress(redis.ConnectionError, OSError):  # the end of the connection is no reply
+            if (
+                hasattr(self._connection, "can_read")
+                and await self._connection.can_read()
+            ):
+                with contextlib.suppress(
+                    redis.ConnectionError, OSError
+                ):  # the end of the connection is no reply
                     raise UnexpectedReplyError(await self._reader.read_response())
         except (
             UnexpectedReplyError,
@@ -147,7 +162,9 @@ class Multiplexer:
         try:
             if hasattr(connection, "can_read"):
                 return bool(await connection.can_read())
-            return after_pause and bool(await connection.can_read_destructive())  # redis-py < 8, where it takes longer
+            return after_pause and bool(
+                await connection.can_read_destructive()
+            )  # redis-py < 8, where it takes longer
         except redis.RedisError:
             return True
 
@@ -172,7 +189,9 @@ class Multiplexer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        failure = None if error is None else self._server.record_failure(error, self._is_new)
+        failure = (
+            None if error is None else self._server.record_failure(error, self._is_new)
+        )
         if failure is None or self._server.breaker.error is not None:
             failed += self._waiting
             self._waiting.clear()

@@ -23,12 +23,21 @@ FRESH = 0.005  # seconds: a connection used since then is not examined, which wo
 class Pool:
     """At most `maximum` connections, the one used last first; they connect when they are acquired."""
 
-    def __init__(self, make: Callable[[], HeldConnection], maximum: int, is_available: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], HeldConnection],
+        maximum: int,
+        is_available: Callable[[], bool],
+    ) -> None:
         self.maximum = maximum
         self._make, self._is_available = make, is_available
         self._idle: list[HeldConnection] = []
-        self._lost_at = 0.0  # when a connection was found closed: those used before are examined
-        self._made: weakref.WeakSet[HeldConnection] = weakref.WeakSet()  # without one that an interrupted call dropped
+        self._lost_at = (
+            0.0  # when a connection was found closed: those used before are examined
+        )
+        self._made: weakref.WeakSet[HeldConnection] = (
+            weakref.WeakSet()
+        )  # without one that an interrupted call dropped
         self._released = threading.Condition(threading.Lock())
         self._waiting = 0
 
@@ -39,7 +48,9 @@ class Pool:
         except IndexError:
             connection = self._make_or_wait()
         last_call = connection.last_call
-        if (last_call <= self._lost_at or now - last_call >= FRESH) and connection.is_stale():
+        if (
+            last_call <= self._lost_at or now - last_call >= FRESH
+        ) and connection.is_stale():
             try:
                 connection.connect()
             except BaseException:
@@ -91,6 +102,8 @@ class Pool:
                         return connection
                     self._released.wait(deadline - time.monotonic())
                     if not self._is_available() or time.monotonic() >= deadline:
-                        raise PoolExhaustedError(f"All {self.maximum} connections are in use.")
+                        raise PoolExhaustedError(
+                            f"All {self.maximum} connections are in use."
+                        )
             finally:
                 self._waiting -= 1

@@ -10,18 +10,24 @@ from .execution import run_commands, servers
 SCAN_COUNT = 1_000  # keys that a server looks at per call
 
 
-def scan_page(cursor: int, pattern: str, count: int = SCAN_COUNT) -> tuple[int, list[str]]:
+def scan_page(
+    cursor: int, pattern: str, count: int = SCAN_COUNT
+) -> tuple[int, list[str]]:
     """Return the next cursor, 0 at the end, and the keys that match among about `count`.
 
     The servers of a Cluster are scanned one after the other; our cursor holds the server and its own cursor.
     """
     found = servers()
     position, index = divmod(cursor, len(found))
-    ((reply, keys),) = run_commands([("SCAN", position, "MATCH", pattern, "COUNT", count)], found[index])
+    ((reply, keys),) = run_commands(
+        [("SCAN", position, "MATCH", pattern, "COUNT", count)], found[index]
+    )
     position = int(reply)
     index += position == 0
     following = position * len(found) + index if index < len(found) else 0
-    return following, [key.decode(errors="replace") if isinstance(key, bytes) else key for key in keys]
+    return following, [
+        key.decode(errors="replace") if isinstance(key, bytes) else key for key in keys
+    ]
 
 
 def scan(pattern: str, most: float = math.inf) -> Iterator[list[str]]:

@@ -48,7 +48,9 @@ def version(text: str) -> int:
     """Return the version in a file's opening comment."""
     found = re.search(r"^  Version  (\d+)$", text, re.MULTILINE)
     if found is None:
-        raise ValueError("A Lua file has no line '  Version  N' in its opening comment.")
+        raise ValueError(
+            "A Lua file has no line '  Version  N' in its opening comment."
+        )
     return int(found[1])
 
 
@@ -58,7 +60,10 @@ def join(name: str, algorithms: Iterable[str]) -> Script:
     if len(sources) == 1:
         body = "".join(sources.values())
     else:
-        cases = [f'if name == "{algorithm}" then\n{text}' for algorithm, text in sources.items()]
+        cases = [
+            f'if name == "{algorithm}" then\n{text}'
+            for algorithm, text in sources.items()
+        ]
         body = f"{'else'.join(cases)}end\n"
     text = f"local function load_algorithm(name)\n{body}end\n\n{source('driver')}"
     return script(name, text, ("driver", *(FILES[algorithm] for algorithm in sources)))
@@ -67,10 +72,17 @@ def join(name: str, algorithms: Iterable[str]) -> Script:
 def script(name: str, text: str, stems: Iterable[str]) -> Script:
     """Return a script made of files."""
     versions = " ".join(f"{stem}@{version(source(stem))}" for stem in stems)
-    return Script(name, versions, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return Script(
+        name,
+        versions,
+        text,
+        hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(),
+    )
 
 
-BY_ALGORITHM = {algorithm: join(stem, (algorithm,)) for algorithm, stem in FILES.items()}
+BY_ALGORITHM = {
+    algorithm: join(stem, (algorithm,)) for algorithm, stem in FILES.items()
+}
 ALL_ALGORITHMS = join("all", FILES)
 OVERRIDE = script("override", source("override"), ("override",))
 RECORD = script("record", source("record"), ("record",))

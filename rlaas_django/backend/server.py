@@ -14,7 +14,12 @@ import redis
 from .circuit_breaker import CircuitBreaker
 from .commands import Call
 from .connection import ConnectionOptions, HeldConnection
-from .errors import PROGRAMMING_ERRORS, PoolExhaustedError, UnexpectedReplyError, concerns_whole_server
+from .errors import (
+    PROGRAMMING_ERRORS,
+    PoolExhaustedError,
+    UnexpectedReplyError,
+    concerns_whole_server,
+)
 from .multiplexer import Multiplexer
 from .pool import Pool
 
@@ -24,15 +29,25 @@ class Server:
 
     # Multiplexers live as long as their loops, also those of servers that other settings have replaced: a worker task
     # that is garbage-collected while it waits is an error to asyncio.
-    _multiplexers: ClassVar[dict[tuple[Server, asyncio.AbstractEventLoop], Multiplexer]] = {}
+    _multiplexers: ClassVar[
+        dict[tuple[Server, asyncio.AbstractEventLoop], Multiplexer]
+    ] = {}
 
     def __init__(self, options: ConnectionOptions, timeout: float) -> None:
         self.options, self.timeout = options, timeout
         self.address = options.address
-        self.name = f"Redis at {self.address[0]}" + (f":{self.address[1]}" if self.address[1] else "")
+        self.name = f"Redis at {self.address[0]}" + (
+            f":{self.address[1]}" if self.address[1] else ""
+        )
         self.breaker = breaker = CircuitBreaker(self.name, timeout)
-        self._pool = Pool(lambda: options.connection(timeout), options.maximum, lambda: breaker.error is None)
-        self._is_fake = options.connection_class.__module__.partition(".")[0] == "fakeredis"
+        self._pool = Pool(
+            lambda: options.connection(timeout),
+            options.maximum,
+            lambda: breaker.error is None,
+        )
+        self._is_fake = (
+            options.connection_class.__module__.partition(".")[0] == "fakeredis"
+        )
 
     def send(self, call: Call, admin_timeout: float | None = None) -> Any:
         """Return the result of a call; of a pipeline the list of results, with error replies in their places.
@@ -58,14 +73,20 @@ class Server:
                 result = call.read(reply)
             else:
                 result = [_read(held, part, deadline) for part in call.calls]
-        except redis.ResponseError as error:  # after one, the connection is as good as after any reply
+        except (
+            redis.ResponseError
+        ) as error:  # after one, the connection is as good as after any reply
             pool.release(held, sent_at)
             self._record_error(error, is_decision=admin_timeout is None)
             raise
         except BaseException as error:  # noqa: BLE001  (raised again)
             # Recorded first: a thread that waits for the connection would take it to a server that fails.
             is_new = held is None or held.is_new
-            failure = self.record_failure(error, is_new, admin_timeout) if isinstance(error, Exception) else error
+            failure = (
+                self.record_failure(error, is_new, admin_timeout)
+                if isinstance(error, Exception)
+                else error
+            )
             try:
                 if held is not None:
                     pool.discard(held)
@@ -84,12 +105,16 @@ class Server:
         if self._is_fake:  # fakeredis has no socket, and waits for nothing
             return self.send(call)
         loop, call.sent_at = asyncio.get_running_loop(), monotonic()
-        multiplexer = self._multiplexers.get((self, loop)) or self._open_multiplexer(loop)
+        multiplexer = self._multiplexers.get((self, loop)) or self._open_multiplexer(
+            loop
+        )
         future = multiplexer.execute(call)
         try:
             result = await future
         except asyncio.CancelledError:
-            if not future.cancelled() and future.exception() is None:  # the reply came in the same turn of the loop
+            if (
+                not future.cancelled() and future.exception() is None
+            ):  # the reply came in the same turn of the loop
                 call.abandon(future.result())
             raise
         if isinstance(result, redis.ResponseError):
@@ -121,7 +146,9 @@ class Server:
         if not errors:
             self.breaker.record_success()
 
-    def _record_error(self, error: redis.ResponseError, *, is_decision: bool = True) -> None:
+    def _record_error(
+        self, error: redis.ResponseError, *, is_decision: bool = True
+    ) -> None:
         if not is_decision and isinstance(error, redis.exceptions.NoPermissionError):
             return  # a page needs more rights than decisions do
         if not concerns_whole_server(error):
@@ -133,7 +160,9 @@ class Server:
             if server is self:
                 multiplexer.reconnect = True
 
-    def record_failure(self, error: Exception, is_new: bool, timeout: float | None = None) -> Exception:
+    def record_failure(
+        self, error: Exception, is_new: bool, timeout: float | None = None
+    ) -> Exception:
         """Tell the breaker that a call had no reply, on a new connection or not; return one of redis-py's errors."""
         if isinstance(error, PROGRAMMING_ERRORS):
             return error
@@ -145,14 +174,18 @@ class Server:
         elif isinstance(error, OSError):
             error = redis.ConnectionError(str(error))
         elif not isinstance(error, redis.RedisError):
-            error = redis.InvalidResponse(f"{self.name} did not reply as Redis does: {error!r}")
+            error = redis.InvalidResponse(
+                f"{self.name} did not reply as Redis does: {error!r}"
+            )
         is_lost = type(error) is redis.ConnectionError
         if is_lost and not is_new:
             # Closed by the server, or on the way to it. If the server is gone, the connection that replaces it fails.
             self._pool.examine_idle()
             self.breaker.log_error(error)
         else:  # one lost connection, or one slow call, does not mean that the next one fails
-            self.breaker.record_failure(error, opens=not (is_lost or isinstance(error, redis.TimeoutError)))
+            self.breaker.record_failure(
+                error, opens=not (is_lost or isinstance(error, redis.TimeoutError))
+            )
         return error
 
 
@@ -162,6 +195,8 @@ def _read(held: HeldConnection, call: Call, deadline: float | None) -> Any:
         held.wait(deadline)
     try:
         reply = held.read()
-    except redis.ResponseError as error:  # as a connection raises it that is not redis-py's own
+    except (
+        redis.ResponseError
+    ) as error:  # as a connection raises it that is not redis-py's own
         return error
     return reply if isinstance(reply, redis.ResponseError) else call.read(reply)

@@ -12,7 +12,12 @@ from .execution import run_commands
 from .server import Server
 
 NO_EVICTION = "noeviction"
-UNVERIFIED = ("none", "CERT_NONE", None, ssl.CERT_NONE)  # values of redis-py's option ssl_cert_reqs
+UNVERIFIED = (
+    "none",
+    "CERT_NONE",
+    None,
+    ssl.CERT_NONE,
+)  # values of redis-py's option ssl_cert_reqs
 
 
 class Encryption(NamedTuple):
@@ -27,7 +32,9 @@ def encryption(server: Server) -> Encryption:
     kind, options = server.options.connection_class, server.options.options
     if issubclass(kind, redis.SSLConnection):
         if options.get("ssl_cert_reqs", "required") in UNVERIFIED:
-            return Encryption("encrypted by TLS, but the certificate is not checked", is_safe=False)
+            return Encryption(
+                "encrypted by TLS, but the certificate is not checked", is_safe=False
+            )
         return Encryption("encrypted by TLS", is_safe=True)
     if "path" in options:
         return Encryption("over a unix socket", is_safe=True)
@@ -47,7 +54,9 @@ def server_info(server: Server) -> dict[str, str]:
 def eviction_policy(info: dict[str, str]) -> str | None:
     """Return the `maxmemory-policy` of a server that drops keys when its memory is full."""
     policy = info.get("maxmemory_policy", NO_EVICTION)
-    return policy if policy != NO_EVICTION and info.get("maxmemory", "0") != "0" else None
+    return (
+        policy if policy != NO_EVICTION and info.get("maxmemory", "0") != "0" else None
+    )
 
 
 def table_bytes_per_key(server: Server) -> float | None:
@@ -57,5 +66,12 @@ def table_bytes_per_key(server: Server) -> float | None:
     except UnavailableError:
         return None
     stats = dict(zip(reply[::2], reply[1::2], strict=True))
-    databases = [value for name, value in stats.items() if name.startswith(b"db.") and isinstance(value, list)]
-    return float(sum(sum(database[1::2]) for database in databases) / max(1, stats[b"keys.count"]))
+    databases = [
+        value
+        for name, value in stats.items()
+        if name.startswith(b"db.") and isinstance(value, list)
+    ]
+    return float(
+        sum(sum(database[1::2]) for database in databases)
+        / max(1, stats[b"keys.count"])
+    )

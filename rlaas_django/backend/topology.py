@@ -16,7 +16,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, RedisClusterException
 from redis.sentinel import MasterNotFoundError, Sentinel
 
-from .. import log
+from ..runtime import log
 from .connection import Address, ConnectionOptions
 from .server import Server
 
@@ -97,7 +97,13 @@ class SentinelTopology(DiscoveredTopology):
 
     no_server = "The Sentinels name no master."
 
-    def __init__(self, service: str, sentinel: Sentinel, master: ConnectionOptions, timeout: float) -> None:
+    def __init__(
+        self,
+        service: str,
+        sentinel: Sentinel,
+        master: ConnectionOptions,
+        timeout: float,
+    ) -> None:
         self._service, self._sentinel, self._master_options = service, sentinel, master
         super().__init__(f"Sentinel service {service!r}", timeout)
 
@@ -106,7 +112,9 @@ class SentinelTopology(DiscoveredTopology):
             host, port = self._sentinel.discover_master(self._service)  # type: ignore[no-untyped-call]
         except MasterNotFoundError as error:
             text = str(error)
-            for client in self._sentinel.sentinels:  # redis-py shows them in full; their addresses say enough
+            for client in (
+                self._sentinel.sentinels
+            ):  # redis-py shows them in full; their addresses say enough
                 options = client.connection_pool.connection_kwargs
                 text = text.replace(str(client), f"{options['host']}:{options['port']}")
             raise MasterNotFoundError(text) from error
@@ -123,7 +131,9 @@ class ClusterTopology(DiscoveredTopology):
     clustered = True
     no_server = "No node of the cluster has the key's slot."
 
-    def __init__(self, nodes: ConnectionOptions, seeds: Sequence[Address], timeout: float) -> None:
+    def __init__(
+        self, nodes: ConnectionOptions, seeds: Sequence[Address], timeout: float
+    ) -> None:
         self._node_options, self._seeds = nodes, seeds
         self._known: list[Address] = []  # every node, replicas too
         self._servers: dict[Address, Server] = {}
@@ -135,9 +145,14 @@ class ClusterTopology(DiscoveredTopology):
     def discover(self) -> bool:
         # Not by RedisCluster(), which sends COMMAND to the first primary and fails when that one is down. A new manager
         # each time: the known slots stay when there is an error, and the seeds are asked too when all nodes are gone.
-        addresses, options = dict.fromkeys((*self._known, *self._seeds)), self._node_options.options
+        addresses, options = (
+            dict.fromkeys((*self._known, *self._seeds)),
+            self._node_options.options,
+        )
         if options.get("db"):
-            raise RedisClusterException(f"a cluster has database 0 only, not {options['db']}")
+            raise RedisClusterException(
+                f"a cluster has database 0 only, not {options['db']}"
+            )
         try:
             manager = NodesManager(
                 [ClusterNode(*address) for address in addresses],  # type: ignore[no-untyped-call]
@@ -145,12 +160,19 @@ class ClusterTopology(DiscoveredTopology):
                 connection_class=self._node_options.connection_class,
                 socket_timeout=self.timeout,
                 socket_connect_timeout=self.timeout,
-                **{name: value for name, value in options.items() if name not in ("host", "port")},
+                **{
+                    name: value
+                    for name, value in options.items()
+                    if name not in ("host", "port")
+                },
             )
         except IndexError as error:  # redis-py wants the first of them
             raise RedisClusterException("no node has slots") from error
         manager.close()
-        slots = {slot: self.server_at((nodes[0].host, nodes[0].port)) for slot, nodes in manager.slots_cache.items()}
+        slots = {
+            slot: self.server_at((nodes[0].host, nodes[0].port))
+            for slot, nodes in manager.slots_cache.items()
+        }
         primaries = sorted(set(slots.values()), key=lambda server: server.address)
         changed = self._moved or primaries != self._primaries
         self._known = [(node.host, node.port) for node in manager.nodes_cache.values()]
@@ -173,7 +195,9 @@ class ClusterTopology(DiscoveredTopology):
     def server_at(self, address: Address) -> Server:
         """Return the node at an address."""
         found = self._servers.get(address)
-        return found or self._servers.setdefault(address, Server(self._node_options.at(address), self.timeout))
+        return found or self._servers.setdefault(
+            address, Server(self._node_options.at(address), self.timeout)
+        )
 
     def redirect(self, error: AskError, server: Server) -> Server:
         """Return the node that MOVED or ASK names; an empty host is the host of the server that said so."""
@@ -210,7 +234,9 @@ class Refresher:
                 return
             self._running = True
         try:
-            threading.Thread(target=self._run, name="rlaas_django topology", daemon=True).start()
+            threading.Thread(
+                target=self._run, name="rlaas_django topology", daemon=True
+            ).start()
         except RuntimeError:  # no more threads now; the next request tries again
             self._running = False
 
@@ -223,5 +249,9 @@ class Refresher:
                     return
                 self._requested = False
             changed = self._refresh()
-            self._interval = self.MIN_INTERVAL if changed else min(2 * self._interval, self.MAX_INTERVAL)
+            self._interval = (
+                self.MIN_INTERVAL
+                if changed
+                else min(2 * self._interval, self.MAX_INTERVAL)
+            )
             self._next_run = time.monotonic() + self._interval

@@ -40,7 +40,9 @@ class Caller:
 class Service:
     """RATE_LIMITER['SERVICE'], parsed."""
 
-    digests: tuple[tuple[str, Caller], ...] = ()  # SHA-256 of a token, in hex, and whose it is
+    digests: tuple[
+        tuple[str, Caller], ...
+    ] = ()  # SHA-256 of a token, in hex, and whose it is
     authenticate: Callable[[Any], Any] | None = None  # the site's own function
 
     @property
@@ -49,7 +51,9 @@ class Service:
         return bool(self.digests) or self.authenticate is not None
 
 
-def parse_tokens(tokens: Any, policies: Mapping[str, Policy]) -> Iterator[tuple[str, Caller]]:
+def parse_tokens(
+    tokens: Any, policies: Mapping[str, Policy]
+) -> Iterator[tuple[str, Caller]]:
     """Parse RATE_LIMITER['SERVICE']['TOKENS']; PolicyError when an entry is invalid."""
     if not isinstance(tokens, Mapping):
         raise PolicyError("TOKENS should be a dict of names and tokens.")
@@ -65,7 +69,9 @@ def _parse_caller(name: Any, entry: Any, policies: Mapping[str, Policy]) -> Call
     if not (isinstance(name, str) and NAME.fullmatch(name)):
         raise PolicyError("write a name of 1 to 100 of A-Z a-z 0-9 _ . -")
     if not isinstance(entry, Mapping):
-        raise PolicyError('write {"digests": ["<SHA-256 of the token>"], "verbs": ["check"]}.')
+        raise PolicyError(
+            'write {"digests": ["<SHA-256 of the token>"], "verbs": ["check"]}.'
+        )
     refuse_unknown(entry, OPTIONS)
     digests, verbs = _texts(entry, "digests", ()), _texts(entry, "verbs", ("check",))
     if not digests or not all(map(_is_digest, digests)):
@@ -75,14 +81,23 @@ def _parse_caller(name: Any, entry: Any, policies: Mapping[str, Policy]) -> Call
     names = _texts(entry, "policies", None)
     limit = entry.get("limit")
     _require_known("verb", verbs, VERBS)
-    _require_known("policy", [*(names or ()), *([] if limit is None else [limit])], policies)
-    return Caller(name, frozenset(verbs), None if names is None else frozenset(names), limit)
+    _require_known(
+        "policy", [*(names or ()), *([] if limit is None else [limit])], policies
+    )
+    return Caller(
+        name, frozenset(verbs), None if names is None else frozenset(names), limit
+    )
 
 
 def _texts(entry: Mapping[str, Any], option: str, default: Any) -> Any:
     found = entry.get(option, default)
-    if found is not default and not (isinstance(found, (list, tuple)) and all(isinstance(each, str) for each in found)):
-        raise PolicyError(f"{option} should be a list of texts, not {type(found).__name__}.")
+    if found is not default and not (
+        isinstance(found, (list, tuple))
+        and all(isinstance(each, str) for each in found)
+    ):
+        raise PolicyError(
+            f"{option} should be a list of texts, not {type(found).__name__}."
+        )
     return found
 
 

@@ -38,7 +38,17 @@ class Decision:
     """
 
     __slots__ = (
-        *("allowed", "policy", "limit", "current_count", "remaining", "retry_after", "reset_after", "ttl", "degraded"),
+        *(
+            "allowed",
+            "policy",
+            "limit",
+            "current_count",
+            "remaining",
+            "retry_after",
+            "reset_after",
+            "ttl",
+            "degraded",
+        ),
         *("outcomes", "receipts", "latency"),
     )
 
@@ -52,25 +62,53 @@ class Decision:
     ttl: int  # seconds: the window size, and for the fixed window what is left of it, rounded up
     degraded: bool  # whether a policy was decided without Redis
     outcomes: tuple[Outcome, ...]  # the result of each policy
-    receipts: list[Any]  # what `refund` needs; popped from here, so that it is refunded once
-    latency: float | None  # seconds that the call to Redis took; None unless an observer wants it measured
+    receipts: list[
+        Any
+    ]  # what `refund` needs; popped from here, so that it is refunded once
+    latency: (
+        float | None
+    )  # seconds that the call to Redis took; None unless an observer wants it measured
     is_cached = False  # whether it is a refusal repeated from memory
 
-    def __init__(self, allowed: bool, outcomes: tuple[Outcome, ...], receipts: list[Any] | None = None) -> None:
-        self.allowed, self.outcomes, self.receipts = allowed, outcomes, [] if receipts is None else receipts
-        figures = outcomes[0] if len(outcomes) == 1 else strictest(outcomes)
-        self.policy, _, _, self.limit, self.current_count, self.remaining, wait, self.reset_after, self.ttl, *_ = (
-            figures
+    def __init__(
+        self,
+        allowed: bool,
+        outcomes: tuple[Outcome, ...],
+        receipts: list[Any] | None = None,
+    ) -> None:
+        self.allowed, self.outcomes, self.receipts = (
+            allowed,
+            outcomes,
+            [] if receipts is None else receipts,
         )
+        figures = outcomes[0] if len(outcomes) == 1 else strictest(outcomes)
+        (
+            self.policy,
+            _,
+            _,
+            self.limit,
+            self.current_count,
+            self.remaining,
+            wait,
+            self.reset_after,
+            self.ttl,
+            *_,
+        ) = figures
         self.retry_after, self.latency = 0.0 if allowed else wait, None
-        self.degraded = outcomes[0].degraded if len(outcomes) == 1 else any(each.degraded for each in outcomes)
+        self.degraded = (
+            outcomes[0].degraded
+            if len(outcomes) == 1
+            else any(each.degraded for each in outcomes)
+        )
 
     @property
     def unavailable(self) -> bool:
         """Whether it was refused only because Redis is unavailable: no limit was exceeded."""
         if not self.degraded:
             return False
-        refusing = [each for each in self.outcomes if not (each.allowed or each.policy.shadow)]
+        refusing = [
+            each for each in self.outcomes if not (each.allowed or each.policy.shadow)
+        ]
         return bool(refusing) and all(each.failed_closed for each in refusing)
 
     def __reduce__(self) -> Any:
@@ -104,7 +142,11 @@ def strictest(outcomes: Iterable[Outcome]) -> Outcome:
 
 def _strictness(outcome: Outcome) -> tuple[bool, bool, float]:
     refused = not outcome.allowed
-    return not outcome.policy.shadow, refused, outcome.retry_after if refused else -outcome.remaining
+    return (
+        not outcome.policy.shadow,
+        refused,
+        outcome.retry_after if refused else -outcome.remaining,
+    )
 
 
 def combine(outcomes: Iterable[Outcome]) -> Decision | None:

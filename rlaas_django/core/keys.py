@@ -40,7 +40,9 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 # Everything printable in ASCII but the space and what has a meaning in our keys: : / = { } %
 _SAFE = "!\"#$&'()*+,;<>?@[\\]^`|~"
-_is_plain = re.compile(rf"[0-9A-Za-z_.@+-]{{1,{MAX_LENGTH}}}").fullmatch  # whether text is its own encoding, as most is
+_is_plain = re.compile(
+    rf"[0-9A-Za-z_.@+-]{{1,{MAX_LENGTH}}}"
+).fullmatch  # whether text is its own encoding, as most is
 
 # An IPv4 address as `ipaddress` writes it, which takes ten times as long to parse and write.
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
@@ -74,12 +76,19 @@ def counter_key(policy: str, algo: str, window: int, *, hash_tag: bool) -> KeyTe
     """Return the key of a policy's counters; with a hash tag, all keys of an identity are in one slot of a cluster."""
     scope = "" if policy == DEFAULT else f"{policy}/"
     before, after = ("{", "}") if hash_tag else ("", "")
-    return KeyTemplate(f"{COUNTER_PREFIX}{scope}{before}", f"{after}{ENDINGS[algo].format(window=window)}")
+    return KeyTemplate(
+        f"{COUNTER_PREFIX}{scope}{before}",
+        f"{after}{ENDINGS[algo].format(window=window)}",
+    )
 
 
 def override_key(*, hash_tag: bool) -> KeyTemplate:
     """Return the key of an identity's overrides."""
-    return KeyTemplate(f"{OVERRIDE_PREFIX}{{", "}") if hash_tag else KeyTemplate(OVERRIDE_PREFIX, "")
+    return (
+        KeyTemplate(f"{OVERRIDE_PREFIX}{{", "}")
+        if hash_tag
+        else KeyTemplate(OVERRIDE_PREFIX, "")
+    )
 
 
 def parse_counter_key(key: str) -> tuple[str, EncodedIdentity] | None:
@@ -87,7 +96,9 @@ def parse_counter_key(key: str) -> tuple[str, EncodedIdentity] | None:
     if not key.startswith(COUNTER_PREFIX):
         return None
     scope, _, rest = key.removeprefix(COUNTER_PREFIX).rpartition("/")
-    return scope or DEFAULT, EncodedIdentity(rest.partition(":")[0].strip("{}"))  # no identity has a brace of its own
+    return scope or DEFAULT, EncodedIdentity(
+        rest.partition(":")[0].strip("{}")
+    )  # no identity has a brace of its own
 
 
 def identify(identity: Identity, policy: Policy, encoding: Encoding) -> str:
@@ -111,7 +122,9 @@ def identify(identity: Identity, policy: Policy, encoding: Encoding) -> str:
     if name in (None, ""):
         kind, name = "ip", identity.get("ip")
     if name in (None, ""):
-        raise ValueError(f"Policy {policy.name!r} counts by {policy.key!r}, which {identity!r} does not give.")
+        raise ValueError(
+            f"Policy {policy.name!r} counts by {policy.key!r}, which {identity!r} does not give."
+        )
     if kind == "ip" and type(name) is str and len(name) <= MAX_LENGTH:
         return _encode_address(name, encoding.ipv6_prefix)
     return encode_name(kind, name, encoding)
@@ -134,7 +147,9 @@ def encode_name(kind: str, name: object, encoding: Encoding) -> str:
     except ValueError:  # a number of more digits than Python writes in tens
         text = f"{name:x}"
     if not text:
-        raise ValueError(f"An identity of kind {kind!r} is empty; all without one would share a counter.")
+        raise ValueError(
+            f"An identity of kind {kind!r} is empty; all without one would share a counter."
+        )
     if kind == "user":
         return encode_user(text)
     if kind == "ip" and len(text) <= MAX_LENGTH:  # no address is longer
@@ -174,7 +189,11 @@ def decode(identity: str) -> tuple[str, str]:
     """Return the kind and the text of an encoded identity: `("ip", "203.0.113.9")`, `("user", "42")`."""
     kind, equals, text = identity.partition("=")
     if not equals:
-        return (GLOBAL, "") if identity == GLOBAL else ("user", unquote(identity, errors="surrogatepass"))
+        return (
+            (GLOBAL, "")
+            if identity == GLOBAL
+            else ("user", unquote(identity, errors="surrogatepass"))
+        )
     if kind == "blake2":
         return "user", identity
     return kind, unquote(text, errors="surrogatepass")
@@ -192,7 +211,9 @@ def credential_digest(text: str, secret: bytes) -> str:
 
 def digest(text: str, key: bytes = b"") -> str:
     """Return a digest of text."""
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, key=key).hexdigest()
+    return hashlib.blake2b(
+        text.encode("utf-8", "surrogatepass"), digest_size=16, key=key
+    ).hexdigest()
 
 
 # The encoded identities of users by name: names repeat, and to encode one takes ten times as long as a look-up.

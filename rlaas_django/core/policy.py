@@ -15,9 +15,17 @@ SLIDING_WINDOW = "sliding-window-algo"
 SLIDING_WINDOW_COMPACT = "sliding-window-compact-algo"
 SLIDING_WINDOW_COUNTER = "sliding-window-counter-algo"
 TOKEN_BUCKET = "token-bucket-algo"  # noqa: S105
-ALGORITHMS = (FIXED_WINDOW, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, SLIDING_WINDOW_COUNTER, TOKEN_BUCKET)
+ALGORITHMS = (
+    FIXED_WINDOW,
+    SLIDING_WINDOW,
+    SLIDING_WINDOW_COMPACT,
+    SLIDING_WINDOW_COUNTER,
+    TOKEN_BUCKET,
+)
 
-DEFAULT = "default"  # the name of the policy that the settings describe at their top level
+DEFAULT = (
+    "default"  # the name of the policy that the settings describe at their top level
+)
 EVERY_POLICY = "*"  # in place of a policy's name: all of them
 FAILURE_MODES = ("open", "closed", "local")
 KEYS = ("user", "ip", "user_or_ip", "token", "global")
@@ -48,7 +56,9 @@ _UNITS = {
 _RATE = re.compile(rf"([0-9]{{1,16}})/(?=.)([0-9]{{0,16}})({'|'.join(_UNITS)})")
 MAX_NAME_LENGTH = 100
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
-LABEL = re.compile(r"[ !#-\[\]-~]{1,100}")  # what a string of a structured field (RFC 9651) has without escapes
+LABEL = re.compile(
+    r"[ !#-\[\]-~]{1,100}"
+)  # what a string of a structured field (RFC 9651) has without escapes
 DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
@@ -86,9 +96,13 @@ class Rate:
         for word, number in (("limit", self.limit), ("window", self.window)):
             if type(number) is not int or number < 1:
                 reason = "below 1" if type(number) is int else "not a whole number"
-                raise PolicyError(f"The {word} {shown(number)} is {reason}; {RATE_FORMS}.")
+                raise PolicyError(
+                    f"The {word} {shown(number)} is {reason}; {RATE_FORMS}."
+                )
         if self.window > YEAR:
-            raise PolicyError(f"The window of {shown(self.window)} seconds is over a year; at most {YEAR} is accepted.")
+            raise PolicyError(
+                f"The window of {shown(self.window)} seconds is over a year; at most {YEAR} is accepted."
+            )
         if self.limit > (maximum := self.maximum(self.window)):
             reason = f"too large to be counted exactly over {self.window} seconds; at most {maximum} is accepted"
             raise PolicyError(f"The limit {shown(self.limit)} is {reason}.")
@@ -144,7 +158,9 @@ class Policy:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and NAME.fullmatch(self.name)):
-            raise PolicyError(f"{self.name!r} is not a policy name; write 1 to 100 of A-Z a-z 0-9 _ . -")
+            raise PolicyError(
+                f"{self.name!r} is not a policy name; write 1 to 100 of A-Z a-z 0-9 _ . -"
+            )
         if not callable(self.rate):
             object.__setattr__(self, "rate", Rate.parse(self.rate))
         if self.label == "":
@@ -174,7 +190,9 @@ class Policy:
     def _burst_problems(self, burst: object) -> Iterable[str]:
         if type(burst) is not int or burst < 1:
             yield f"burst {shown(burst)} is not a whole number of at least 1."
-        elif isinstance(self.rate, Rate) and burst > (maximum := Rate.maximum(self.rate.window)):
+        elif isinstance(self.rate, Rate) and burst > (
+            maximum := Rate.maximum(self.rate.window)
+        ):
             yield f"burst {shown(burst)} is too large to be counted exactly; at most {maximum} is accepted."
         if self.algo not in (None, TOKEN_BUCKET):
             yield f"burst goes with {TOKEN_BUCKET!r}, not with {self.algo!r}."
@@ -183,7 +201,9 @@ class Policy:
     def fixed_rate(self) -> Rate:
         """The rate; PolicyError when it is a function of the request."""
         if not isinstance(self.rate, Rate):
-            raise PolicyError(f"Policy {self.name!r} takes its rate from a request; check it from a view.")
+            raise PolicyError(
+                f"Policy {self.name!r} takes its rate from a request; check it from a view."
+            )
         return self.rate
 
     @property
@@ -200,7 +220,9 @@ class Policy:
         if isinstance(other, str):
             return self.name == other
         if isinstance(other, Policy):
-            return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self))
+            return all(
+                getattr(self, f.name) == getattr(other, f.name) for f in fields(self)
+            )
         return NotImplemented
 
     def __hash__(self) -> int:
@@ -222,7 +244,9 @@ def is_key(key: object) -> bool:
     """Return whether `key` is one of the accepted forms of a policy's key."""
     if not isinstance(key, str):
         return callable(key)
-    prefixed = any(key.startswith(prefix) and len(key) > len(prefix) for prefix in KEY_PREFIXES)
+    prefixed = any(
+        key.startswith(prefix) and len(key) > len(prefix) for prefix in KEY_PREFIXES
+    )
     return key in KEYS or prefixed or bool(DOTTED_PATH.fullmatch(key))
 
 
@@ -249,7 +273,9 @@ def script_arguments(policy: Policy, default_algo: str) -> ScriptArguments:
     """Return the script arguments of a policy under the algorithm of the settings."""
     algo = policy.algo or default_algo
     if policy.burst is not None and algo != TOKEN_BUCKET:
-        raise PolicyError(f"Policy {policy.name!r}: burst goes with {TOKEN_BUCKET!r}, not with {algo!r}.")
+        raise PolicyError(
+            f"Policy {policy.name!r}: burst goes with {TOKEN_BUCKET!r}, not with {algo!r}."
+        )
     window = policy.window * 1000
     ttl = window if algo == FIXED_WINDOW else 2 * window
     return ScriptArguments(algo, policy.fixed_rate.limit, window, policy.capacity, ttl)

@@ -11,7 +11,10 @@ def printable(text: str) -> str:
     r"""Return text with control and bidirectional characters escaped, such as `a\n`, `\x1b` and `\u202e`."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode()
+        for each in text
+    )
 
 
 def fold(text: str) -> str:
@@ -23,6 +26,10 @@ def fold(text: str) -> str:
     """
     if len(text) > MAX_FOLDED:
         return "LONG"  # no folded text is in upper case
-    decomposed = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
-    visible = [each for each in decomposed if unicodedata.category(each) not in ("Cc", "Cf")]
+    decomposed = unicodedata.normalize(
+        "NFKD", unicodedata.normalize("NFKD", text).casefold()
+    )
+    visible = [
+        each for each in decomposed if unicodedata.category(each) not in ("Cc", "Cf")
+    ]
     return "".join(each for each in visible if not unicodedata.combining(each)).strip()

@@ -51,7 +51,11 @@ def runner_of(view: View) -> View:
     if method == "dispatch":
         return runner_of_dispatch(owner)
     # A method of an async class-based view may be no coroutine function.
-    run = aenter if iscoroutinefunction(view) or getattr(owner, "view_is_async", False) else enter
+    run = (
+        aenter
+        if iscoroutinefunction(view) or getattr(owner, "view_is_async", False)
+        else enter
+    )
     return functools.partial(_enter_or_defer, run) if can_defer(view) else run
 
 
@@ -63,7 +67,9 @@ def runner_of_dispatch(view: Any) -> View:
 
 def can_defer(view: View) -> bool:
     """Return whether a function calls an API view with nothing between that could respond instead of it."""
-    if not isinstance(view, FunctionType) or not is_api_view(getattr(view, "cls", None)):
+    if not isinstance(view, FunctionType) or not is_api_view(
+        getattr(view, "cls", None)
+    ):
         return False
     made: Any = getattr(view, "__wrapped__", None)
     is_made = isinstance(made, FunctionType) and made.__code__.co_name == "view"
@@ -87,7 +93,15 @@ def take_deferred(limited: View) -> None:
     view_class.dispatch = take
 
 
-def _enter_or_defer(run: View, limits: Limits, request: HttpRequest, view: View, /, *args: Any, **kwargs: Any) -> Any:
+def _enter_or_defer(
+    run: View,
+    limits: Limits,
+    request: HttpRequest,
+    view: View,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     if not _needs_user(limits):
         return run(limits, request, view, *args, **kwargs)
     vars(request).setdefault(DEFERRED, []).append(limits)
@@ -95,7 +109,14 @@ def _enter_or_defer(run: View, limits: Limits, request: HttpRequest, view: View,
 
 
 def _enter_dispatch(
-    run: View, view: Any, limits: Limits, request: HttpRequest, dispatch: View, /, *args: Any, **kwargs: Any
+    run: View,
+    view: Any,
+    limits: Limits,
+    request: HttpRequest,
+    dispatch: View,
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     if not _needs_user(limits):
         return run(limits, request, dispatch, *args, **kwargs)
@@ -116,15 +137,23 @@ def _place(every: Sequence[Limits], view: Any, request: HttpRequest) -> None:
     if not every:
         return
     if getattr(request, STATE, None) is None:
-        RequestState(request)  # not on the framework's own request, where no middleware finds it
+        RequestState(
+            request
+        )  # not on the framework's own request, where no middleware finds it
     errors: list[Exception] = []
     view.initial = functools.partial(_initial, view.initial, errors)
     for name in ("http_method_not_allowed", (request.method or "").lower()):
-        if name in (*view.http_method_names, "http_method_not_allowed") and hasattr(view, name):
-            setattr(view, name, _limited_handler(every, view, getattr(view, name), errors))
+        if name in (*view.http_method_names, "http_method_not_allowed") and hasattr(
+            view, name
+        ):
+            setattr(
+                view, name, _limited_handler(every, view, getattr(view, name), errors)
+            )
 
 
-def _initial(initial: View, errors: list[Exception], request: Any, *args: Any, **kwargs: Any) -> None:
+def _initial(
+    initial: View, errors: list[Exception], request: Any, *args: Any, **kwargs: Any
+) -> None:
     """Run the `initial()` of a view; the handler raises what it, or a limit that reads the request, has failed with."""
     setattr(request, ERRORS, errors)
     try:
@@ -136,7 +165,9 @@ def _initial(initial: View, errors: list[Exception], request: Any, *args: Any, *
         read_attribute(request, "user")
 
 
-def _limited_handler(every: Sequence[Limits], view: Any, handler: View, errors: list[Exception]) -> View:
+def _limited_handler(
+    every: Sequence[Limits], view: Any, handler: View, errors: list[Exception]
+) -> View:
     """Return the handler within limits, for which exceptions are responses already, as `charge_when` sees them."""
 
     def handle(*args: Any, **kwargs: Any) -> Any:
@@ -159,7 +190,9 @@ def _limited_handler(every: Sequence[Limits], view: Any, handler: View, errors: 
     is_async = getattr(view, "view_is_async", False)
     limited: View = ahandle if is_async else handle
     for limits in reversed(every):
-        limited = functools.partial(_within, aenter if is_async else enter, limits, limited)
+        limited = functools.partial(
+            _within, aenter if is_async else enter, limits, limited
+        )
     if not is_async:
         return limited
 
@@ -182,5 +215,13 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
-def _within(run: View, limits: Limits, view: View, request: HttpRequest, /, *args: Any, **kwargs: Any) -> Any:
+def _within(
+    run: View,
+    limits: Limits,
+    view: View,
+    request: HttpRequest,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     return run(limits, request, view, request, *args, **kwargs)

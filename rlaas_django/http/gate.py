@@ -18,7 +18,7 @@ from django.http.response import HttpResponseBase
 from .. import conf, limiter, signals
 from ..backend import UnavailableError
 from ..core.decision import Decision, combine
-from ..limiter.compiled import CompiledPolicySet, compile_policies
+from ..limiter.policy_set import CompiledPolicySet, compile_policies
 from . import login, responses
 from .identity import RequestIdentity, load_user
 from .limits import Limits, Prepared, with_fixed_rates
@@ -32,7 +32,16 @@ Resolved = tuple[RequestIdentity, CompiledPolicySet | None, int]
 class Gate:
     """One request before one set of limits; what sync and async have in common."""
 
-    __slots__ = ("cost", "decision", "inner", "limits", "names", "prepared", "request", "state")
+    __slots__ = (
+        "cost",
+        "decision",
+        "inner",
+        "limits",
+        "names",
+        "prepared",
+        "request",
+        "state",
+    )
 
     def __init__(self, limits: Limits, request: HttpRequest) -> None:
         self.limits, self.request, config = limits, request, conf.config()
@@ -45,16 +54,26 @@ class Gate:
         self.inner: tuple[Limits, ...] = ()
         if config.enabled:
             prepared: Prepared = config.derived.get(limits) or limits.prepare()
-            self.limits, self.inner, methods = prepared.limits, prepared.inner, prepared.limits.methods
+            self.limits, self.inner, methods = (
+                prepared.limits,
+                prepared.inner,
+                prepared.limits.methods,
+            )
             if methods is None or request.method in methods:
                 self.prepared = prepared
         self.decision: Decision | None = None  # what these limits checked
-        self.names: list[str] = []  # of the policies that apply, where other limits have checked some
+        self.names: list[
+            str
+        ] = []  # of the policies that apply, where other limits have checked some
         self.cost = 0  # known once resolved
 
     def resolve(self, prepared: Prepared) -> Resolved:
         """Return the identity, the policies not yet checked (None if all were), and the cost; keep names and cost."""
-        request, identity, policies = self.request, RequestIdentity(self.request), prepared.policies
+        request, identity, policies = (
+            self.request,
+            RequestIdentity(self.request),
+            prepared.policies,
+        )
         policy_set = prepared.policy_set
         if policy_set is None:
             policies = with_fixed_rates(policies, request)
@@ -63,7 +82,13 @@ class Gate:
                 identity.call_key_function(policy.key)
         if self.state.checked:
             self.names = [policy.name for policy in policies]
-            fresh = tuple([policy for policy in policies if policy.name not in self.state.outcomes])
+            fresh = tuple(
+                [
+                    policy
+                    for policy in policies
+                    if policy.name not in self.state.outcomes
+                ]
+            )
             if len(fresh) < len(policies):
                 policies, policy_set = fresh, None
         if policy_set is None and policies:
@@ -82,7 +107,11 @@ class Gate:
             state.annotate(limiter.unlimited())
             return None
         if own is None or len(state.checked) > 1:
-            own = combine(outcome for name, outcome in state.outcomes.items() if name in self.names)
+            own = combine(
+                outcome
+                for name, outcome in state.outcomes.items()
+                if name in self.names
+            )
         if own is None or own.allowed or not self.limits.block:
             return None
         state.refusal = own
@@ -95,7 +124,11 @@ class Gate:
     def uncharged(self, response: HttpResponseBase, decision: Decision) -> list[Charge]:
         """Return what these limits charged, if their `charge_when` does not count the response."""
         charge_when = self.limits.charge_when
-        return [] if charge_when is None or is_charged(charge_when, response) else [(decision, self.cost)]
+        return (
+            []
+            if charge_when is None or is_charged(charge_when, response)
+            else [(decision, self.cost)]
+        )
 
     @property
     def response(self) -> responses.Respond | None:
@@ -109,7 +142,12 @@ class Gate:
 
 
 def enter(
-    limits: Limits, request: HttpRequest, view: Callable[..., HttpResponseBase], /, *args: Any, **kwargs: Any
+    limits: Limits,
+    request: HttpRequest,
+    view: Callable[..., HttpResponseBase],
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> HttpResponseBase:
     """Return the view's response, or a refusal."""
     gate = Gate(limits, request)
@@ -121,15 +159,23 @@ def enter(
         if gate.prepared is not None:
             identity, policy_set, cost = gate.resolve(gate.prepared)
             if policy_set is not None:
-                gate.decision = limiter.check(identity, policy_set, cost=cost, source=None)
+                gate.decision = limiter.check(
+                    identity, policy_set, cost=cost, source=None
+                )
                 if gate.state.record(gate.decision, cost, block=limits.block):
-                    signals.send(signals.rate_limited, request=request, decision=gate.decision)
+                    signals.send(
+                        signals.rate_limited, request=request, decision=gate.decision
+                    )
         decided = gate.state.decision
-        refusal = None if decided is not None and decided.allowed else gate.note_result()
+        refusal = (
+            None if decided is not None and decided.allowed else gate.note_result()
+        )
         if refusal is not None:
             return _refuse(gate, refusal)
         response = view(*args, **kwargs)
-        if isinstance(response, HttpResponseBase):  # otherwise Django tells the view's author
+        if isinstance(
+            response, HttpResponseBase
+        ):  # otherwise Django tells the view's author
             responses.add_headers(response.headers, gate.state.decision)
         return response
     except Exception:
@@ -141,7 +187,12 @@ def enter(
 
 
 async def aenter(
-    limits: Limits, request: HttpRequest, view: Callable[..., Awaitable[HttpResponseBase]], /, *args: Any, **kwargs: Any
+    limits: Limits,
+    request: HttpRequest,
+    view: Callable[..., Awaitable[HttpResponseBase]],
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> HttpResponseBase:
     """As `enter`, natively async."""
     gate = Gate(limits, request)
@@ -149,16 +200,24 @@ async def aenter(
     if gate.inner or limits.charge_when is not None:
         view = _wrap(gate, view, aenter, _awatch)
     gate.state.depth += 1
-    gate.state.view_reached = False  # other limits before these may have called us as their view
+    gate.state.view_reached = (
+        False  # other limits before these may have called us as their view
+    )
     try:
         if gate.prepared is not None:
             identity, policy_set, cost = await _aresolve(gate, gate.prepared)
             if policy_set is not None:
-                gate.decision = await limiter.acheck(identity, policy_set, cost=cost, source=None)
+                gate.decision = await limiter.acheck(
+                    identity, policy_set, cost=cost, source=None
+                )
                 if gate.state.record(gate.decision, cost, block=limits.block):
-                    await signals.asend(signals.rate_limited, request=request, decision=gate.decision)
+                    await signals.asend(
+                        signals.rate_limited, request=request, decision=gate.decision
+                    )
         decided = gate.state.decision
-        refusal = None if decided is not None and decided.allowed else gate.note_result()
+        refusal = (
+            None if decided is not None and decided.allowed else gate.note_result()
+        )
         if refusal is not None:
             return await _arefuse(gate, refusal)
         gate.state.view_reached = limits.before_view
@@ -218,12 +277,18 @@ async def _aresolve(gate: Gate, prepared: Prepared) -> Resolved:
 
 def _refuse(gate: Gate, refusal: Decision) -> HttpResponseBase:
     _refund(gate, gate.to_refund())
-    return gate.suppress_log(responses.respond(gate.response, gate.request, refusal, gate.state.decision))
+    return gate.suppress_log(
+        responses.respond(gate.response, gate.request, refusal, gate.state.decision)
+    )
 
 
 async def _arefuse(gate: Gate, refusal: Decision) -> HttpResponseBase:
     await _arefund(gate, gate.to_refund())
-    return gate.suppress_log(await responses.arespond(gate.response, gate.request, refusal, gate.state.decision))
+    return gate.suppress_log(
+        await responses.arespond(
+            gate.response, gate.request, refusal, gate.state.decision
+        )
+    )
 
 
 def _refund(gate: Gate, charges: list[Charge]) -> None:

@@ -17,10 +17,11 @@ from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, RawPostDataException, UnreadablePostError
 from django.utils.functional import SimpleLazyObject
 
-from .. import conf, log
+from .. import conf
 from ..core.keys import IPAddress, Name, credential_digest, key_kind, parse_address
 from ..core.policy import KeyFunction
 from ..core.text import fold
+from ..runtime import log
 from .responses import in_thread
 from .site_functions import call_key
 
@@ -32,7 +33,9 @@ class RequestIdentity(Mapping[Any, Any]):
 
     def __init__(self, request: HttpRequest) -> None:
         self.request = request
-        self._results: dict[Any, Name | None] = {}  # of the site's key functions, which are called once
+        self._results: dict[
+            Any, Name | None
+        ] = {}  # of the site's key functions, which are called once
 
     def call_key_function(self, key: str | KeyFunction) -> None:
         """Call the site's key function, if the key is one."""
@@ -43,7 +46,9 @@ class RequestIdentity(Mapping[Any, Any]):
         """Not by way of `[]`, whose KeyError could be one of the site's own function."""
         if key == "ip":  # the most frequent, and the one that others fall back to
             return client_address(self.request)
-        kind, _, argument = key.partition(":") if isinstance(key, str) else ("key", "", "")
+        kind, _, argument = (
+            key.partition(":") if isinstance(key, str) else ("key", "", "")
+        )
         match kind:
             case "user":
                 return _user(self.request)
@@ -102,7 +107,9 @@ def _user(request: HttpRequest) -> Name | None:
     """Return the user whom Django or a framework has authenticated: `request.user`, otherwise `request.auth`."""
     user = read_attribute(request, "user")
     if not getattr(user, "is_authenticated", False):
-        user = read_attribute(request, "auth")  # of django-ninja: what the authenticator of the operation returned
+        user = read_attribute(
+            request, "auth"
+        )  # of django-ninja: what the authenticator of the operation returned
         if not getattr(user, "is_authenticated", False):
             return _authenticated_as(user)
     return None if user.pk is None else str(user.pk)
@@ -119,13 +126,17 @@ def _authenticated_as(auth: Any) -> Name | None:
 
 def _posted(request: HttpRequest, name: str) -> str | None:
     """Return a field of the form, or of a JSON object, as user names are compared: whatever its spelling, it is one."""
-    data = read_attribute(request, "data", on_error={})  # of Django REST framework, which has read the body
+    data = read_attribute(
+        request, "data", on_error={}
+    )  # of Django REST framework, which has read the body
     if data is None:
         try:
             # JSON whatever the client calls it: there are views that do not look at the content type either.
             data = request.POST if name in request.POST else _json(request)
         except UnreadablePostError:
-            return None  # counted by address; it is the view's error, if it reads the body
+            return (
+                None  # counted by address; it is the view's error, if it reads the body
+            )
     found = data.get(name) if isinstance(data, Mapping) else None
     if isinstance(found, bool) or not isinstance(found, (str, int, float)):
         return None  # a list, say, which no view takes for a user name
@@ -136,14 +147,18 @@ def _json(request: HttpRequest) -> Any:
     try:
         body = request.body  # up to DATA_UPLOAD_MAX_MEMORY_SIZE
         try:
-            return json.loads(body.decode(request.encoding or "utf-8"))  # as REST framework does
+            return json.loads(
+                body.decode(request.encoding or "utf-8")
+            )  # as REST framework does
         except (ValueError, LookupError):  # also for a codec that is not of text
             return json.loads(body)
     except (ValueError, RecursionError, RawPostDataException, RequestDataTooBig):
         return None
 
 
-_token68 = re.compile(r"([A-Za-z0-9._~+/-]+)=*").fullmatch  # RFC 9110: what a credential is written in
+_token68 = re.compile(
+    r"([A-Za-z0-9._~+/-]+)=*"
+).fullmatch  # RFC 9110: what a credential is written in
 
 
 def _credential(header: str) -> str | None:
@@ -155,7 +170,9 @@ def _credential(header: str) -> str | None:
     if scheme and scheme[0].lower() == "basic":
         return _basic_user(credential)
     # The parts of a JWT are base64, which libraries decode leniently: without a ~, + as -, whatever the last bits are.
-    return ".".join(map(_respelled, found[1].split("."))) if "." in found[1] else found[1]
+    return (
+        ".".join(map(_respelled, found[1].split("."))) if "." in found[1] else found[1]
+    )
 
 
 def _basic_user(credential: str) -> str | None:
@@ -168,13 +185,19 @@ def _basic_user(credential: str) -> str | None:
     except UnicodeDecodeError:
         text = decoded.decode("latin-1")
     user, colon, _ = text.partition(":")
-    return f"basic:{user}" if user and colon else None  # no other credential has a colon
+    return (
+        f"basic:{user}" if user and colon else None
+    )  # no other credential has a colon
 
 
 def _respelled(part: str) -> str:
     """Return base64 as it would be encoded; what is no base64 as it is."""
     try:
-        return base64.urlsafe_b64encode(base64.urlsafe_b64decode(f"{part}===")).decode().rstrip("=")
+        return (
+            base64.urlsafe_b64encode(base64.urlsafe_b64decode(f"{part}==="))
+            .decode()
+            .rstrip("=")
+        )
     except ValueError:
         return part
 
@@ -192,8 +215,12 @@ def client_address(request: HttpRequest) -> str:
     config = conf.config()
     if config.proxies and _is_trusted(peer, config):
         # The header that the proxy writes. The other one may be the client's own, and is not read.
-        header = next((name for name in config.proxy_headers if request.META.get(name)), None)
-        if header is not None and (client := _client(_forwarded(header, request.META[header]), config)):
+        header = next(
+            (name for name in config.proxy_headers if request.META.get(name)), None
+        )
+        if header is not None and (
+            client := _client(_forwarded(header, request.META[header]), config)
+        ):
             return str(client)
     if peer is None:
         log.error(
@@ -214,7 +241,9 @@ def _peer(address: str) -> tuple[IPAddress | None, str]:
 def _is_trusted(peer: IPAddress | None, config: conf.Config) -> bool:
     if peer is None:
         return conf.UNIX in config.proxies
-    return any(not isinstance(network, str) and peer in network for network in config.proxies)
+    return any(
+        not isinstance(network, str) and peer in network for network in config.proxies
+    )
 
 
 def _forwarded(header: str, value: str) -> Iterator[str]:

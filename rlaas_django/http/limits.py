@@ -13,11 +13,11 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from .. import conf
-from ..core import registry
 from ..core.keys import key_kind
 from ..core.policy import Policy, Rate
 from ..core.request_options import RequestOptions
-from ..limiter.compiled import CompiledPolicySet, compile_policies
+from ..limiter.policy_set import CompiledPolicySet, compile_policies
+from ..runtime import registry
 from .responses import Respond
 from .site_functions import call_rate, site_function
 
@@ -25,14 +25,18 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 # The functions that @rate_limit returned, with their limits and the views below. By the function, not by an attribute
 # of it: other decorators copy attributes, and they decide whether the limits below them apply.
-decorated: WeakKeyDictionary[Callable[..., Any], tuple[Limits, Callable[..., Any]]] = WeakKeyDictionary()
+decorated: WeakKeyDictionary[Callable[..., Any], tuple[Limits, Callable[..., Any]]] = (
+    WeakKeyDictionary()
+)
 
 
 class Prepared(NamedTuple):
     """Limits under the present settings."""
 
     limits: Limits  # with the options that the settings give their policies
-    inner: tuple[Limits, ...]  # of the policies that have other options; each is decided by itself, inside these
+    inner: tuple[
+        Limits, ...
+    ]  # of the policies that have other options; each is decided by itself, inside these
     policies: tuple[Policy, ...]
     policy_set: CompiledPolicySet | None  # None where a rate depends on the request
     needs_user: bool  # a policy counts users, or a function of the site's may read `request.user`
@@ -47,12 +51,18 @@ class Limits:
     cost: Any = None  # a whole number, a function of the request, or its dotted path; None: 1, or the policy's
     methods: frozenset[str] | None = None
     block: bool = True
-    response: Respond | None = None  # or a dotted path, as `charge_when`, until they are prepared
+    response: Respond | None = (
+        None  # or a dotted path, as `charge_when`, until they are prepared
+    )
     charge_when: Callable[[HttpResponseBase], Any] | None = None
     charge_on_error: bool = True
     before_view: bool = True  # False for rules of the middleware: other middleware runs between them and the view
-    with_options: bool = True  # whether the options that the settings give a policy apply
-    own_cost: Any = field(init=False)  # None where `cost` is 1 only because none was given
+    with_options: bool = (
+        True  # whether the options that the settings give a policy apply
+    )
+    own_cost: Any = field(
+        init=False
+    )  # None where `cost` is 1 only because none was given
 
     def __post_init__(self) -> None:
         self.own_cost = self.cost
@@ -65,19 +75,33 @@ class Limits:
         """Compile the policies, once per Config."""
         config = conf.config()
         first, *inner = self._parts(config.request_options)
-        first.cost, first.response = site_function(first.cost), site_function(first.response)
+        first.cost, first.response = (
+            site_function(first.cost),
+            site_function(first.response),
+        )
         first.charge_when = site_function(first.charge_when)
-        policies = tuple(config.policy(each) if isinstance(each, str) else each for each in first.policies)
-        fixed = bool(policies) and all(isinstance(policy.rate, Rate) for policy in policies)
-        site = callable(first.cost) or any(key_kind(each.key) == "key" or callable(each.rate) for each in policies)
+        policies = tuple(
+            config.policy(each) if isinstance(each, str) else each
+            for each in first.policies
+        )
+        fixed = bool(policies) and all(
+            isinstance(policy.rate, Rate) for policy in policies
+        )
+        site = callable(first.cost) or any(
+            key_kind(each.key) == "key" or callable(each.rate) for each in policies
+        )
         user = site or any(policy.key in ("user", "user_or_ip") for policy in policies)
         compiled = compile_policies(policies) if fixed else None
-        config.derived[self] = prepared = Prepared(first, tuple(inner), policies, compiled, user, site)
+        config.derived[self] = prepared = Prepared(
+            first, tuple(inner), policies, compiled, user, site
+        )
         return prepared
 
     def _parts(self, options_of: Mapping[str, RequestOptions]) -> list[Limits]:
         """Return these limits, or where policies have options of their own, limits for each set of options."""
-        if not self.with_options or options_of.keys().isdisjoint(map(str, self.policies)):
+        if not self.with_options or options_of.keys().isdisjoint(
+            map(str, self.policies)
+        ):
             return [self]
         own = RequestOptions(self.own_cost, self.methods, self.charge_when)
         parts: list[tuple[RequestOptions, list[str | Policy]]] = []
@@ -90,7 +114,10 @@ class Limits:
             else:
                 part.append(policy)
         plain = replace(self, with_options=False)
-        return [replace(plain, policies=tuple(policies), **options._asdict()) for options, policies in parts]
+        return [
+            replace(plain, policies=tuple(policies), **options._asdict())
+            for options, policies in parts
+        ]
 
     @property
     def joinable(self) -> bool:
@@ -98,14 +125,21 @@ class Limits:
 
         These block, with the default response, and are never refunded.
         """
-        plain = self.block and self.response is None and self.charge_when is None and self.charge_on_error
+        plain = (
+            self.block
+            and self.response is None
+            and self.charge_when is None
+            and self.charge_on_error
+        )
         if not plain or not self.policies:
             return False
         prepared = self.prepare()
         return prepared.limits is self and not prepared.calls_site_functions
 
 
-def with_limits_of_view(limits: Limits, view: Callable[..., Any], request: HttpRequest) -> Limits:
+def with_limits_of_view(
+    limits: Limits, view: Callable[..., Any], request: HttpRequest
+) -> Limits:
     """Return the limits of a rule with those of the view's decorators, so that one call decides them all."""
     every, derived = (limits, *_limits_of_view(view, request)), conf.config().derived
     if len(every) == 1:
@@ -131,13 +165,19 @@ def _join(every: tuple[Limits, ...]) -> Limits:
             break
         for policy in limits.policies:
             policies.setdefault(str(policy), policy)
-    return replace(every[0], policies=tuple(policies.values())) if policies else every[0]
+    return (
+        replace(every[0], policies=tuple(policies.values())) if policies else every[0]
+    )
 
 
-def with_fixed_rates(policies: tuple[Policy, ...], request: HttpRequest) -> tuple[Policy, ...]:
+def with_fixed_rates(
+    policies: tuple[Policy, ...], request: HttpRequest
+) -> tuple[Policy, ...]:
     """Return the policies with their rates for a request, without those that have no limit for it."""
     rates = [(policy, call_rate(policy, request)) for policy in policies]
-    return tuple([_with_rate(policy, rate) for policy, rate in rates if rate is not None])
+    return tuple(
+        [_with_rate(policy, rate) for policy, rate in rates if rate is not None]
+    )
 
 
 @lru_cache(maxsize=1024)

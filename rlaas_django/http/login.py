@@ -18,7 +18,9 @@ class Attempt:
     failed = ended = False
 
 
-_current: ContextVar[Attempt | None] = ContextVar("rate_limit_login_attempt", default=None)
+_current: ContextVar[Attempt | None] = ContextVar(
+    "rate_limit_login_attempt", default=None
+)
 
 
 def login_failed(response: HttpResponseBase) -> bool:  # noqa: ARG001
@@ -42,7 +44,9 @@ def watched() -> Iterator[None]:
     try:
         yield
     finally:
-        attempt.ended = True  # a task that the view has started still has it in its context
+        attempt.ended = (
+            True  # a task that the view has started still has it in its context
+        )
         _current.reset(token)
 
 

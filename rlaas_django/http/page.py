@@ -6,7 +6,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.contrib.sites.shortcuts import get_current_site
-from django.core.exceptions import DisallowedHost, ImproperlyConfigured, ObjectDoesNotExist
+from django.core.exceptions import (
+    DisallowedHost,
+    ImproperlyConfigured,
+    ObjectDoesNotExist,
+)
 from django.db import DatabaseError
 from django.http import HttpRequest
 from django.templatetags.static import static
@@ -20,9 +24,13 @@ def context(request: HttpRequest, wait: int | None) -> dict[str, Any]:
     return {
         "site_name": _site_name(request),
         "wait": wait,
-        "retry_at": None if wait is None else timezone.localtime(datetime.now(UTC) + timedelta(seconds=wait)),
+        "retry_at": None
+        if wait is None
+        else timezone.localtime(datetime.now(UTC) + timedelta(seconds=wait)),
         # A link repeats a GET only; what a form has sent, the browser has to send again.
-        "retry_url": request.get_full_path() if request.method in ("GET", "HEAD") else "",
+        "retry_url": request.get_full_path()
+        if request.method in ("GET", "HEAD")
+        else "",
         "stylesheet": _static_url(STYLESHEET),
         "script": _static_url(SCRIPT),
     }

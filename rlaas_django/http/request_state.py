@@ -6,10 +6,10 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from .. import limiter, log
-from ..core import observers
+from .. import limiter
 from ..core.decision import Decision, Outcome, combine, strictest
-from ..core.observers import MAX_METHOD, MAX_TEXT, REQUEST, Observation
+from ..runtime import log, observers
+from ..runtime.observers import MAX_METHOD, MAX_TEXT, REQUEST, Observation
 from .identity import client_address
 
 STATE = "_rate_limit_state"  # the attribute of a request with what was decided about it
@@ -31,9 +31,13 @@ class RequestState:
     )
 
     def __init__(self, request: HttpRequest) -> None:
-        self._requests: list[Any] = [request]  # Django REST framework wraps the request in one of its own
+        self._requests: list[Any] = [
+            request
+        ]  # Django REST framework wraps the request in one of its own
         self.checked: list[Charge] = []
-        self.open: list[Charge] = []  # of limits whose view has not returned yet; they are refunded if another refuses
+        self.open: list[
+            Charge
+        ] = []  # of limits whose view has not returned yet; they are refunded if another refuses
         self.outcomes: dict[str, Outcome] = {}  # by policy
         self.decision: Decision | None = None  # of all policies
         self.refusal: Decision | None = None  # of the limits that refused the request
@@ -61,14 +65,18 @@ class RequestState:
                 refusing.append(outcome)
         self.checked.append((decision, cost))
         self.open.append((decision, cost))
-        self.decision = decision if len(self.checked) == 1 else combine(self.outcomes.values())
+        self.decision = (
+            decision if len(self.checked) == 1 else combine(self.outcomes.values())
+        )
         for each in self._requests:
             each.rate_limit = self.decision
         self.exceeded = self.exceeded or bool(refusing)
         if block and not decision.allowed:
             self.refusal = decision
         if refusing:
-            self.log_suppressed = log.refusal(strictest(refusing), request.method or "", request.path, block=block)
+            self.log_suppressed = log.refusal(
+                strictest(refusing), request.method or "", request.path, block=block
+            )
         return bool(refusing)
 
     def refund_cancelled(self) -> None:
@@ -82,7 +90,9 @@ class RequestState:
         for outcome in decision.outcomes:
             if outcome.allowed:
                 remaining = min(outcome.limit, outcome.remaining + cost)
-                self.outcomes[outcome.policy.name] = outcome._replace(remaining=remaining)
+                self.outcomes[outcome.policy.name] = outcome._replace(
+                    remaining=remaining
+                )
         self.decision = combine(self.outcomes.values())
         self.annotate(self.decision)
 
@@ -96,23 +106,45 @@ class RequestState:
         observed, self.observed = self.observed, len(self.checked)
         request, decision, exceeded = self._requests[0], self.decision, self.exceeded
         latencies: tuple[float, ...] = ()
-        if observed:  # limits one after the other, such as of the resolvers of a GraphQL request
-            decision = combine(outcome for each, _ in self.checked[observed:] for outcome in each.outcomes)
-        elif decision is not None and decision.allowed and (count := observers.only_count) and count(decision):
+        if (
+            observed
+        ):  # limits one after the other, such as of the resolvers of a GraphQL request
+            decision = combine(
+                outcome
+                for each, _ in self.checked[observed:]
+                for outcome in each.outcomes
+            )
+        elif (
+            decision is not None
+            and decision.allowed
+            and (count := observers.only_count)
+            and count(decision)
+        ):
             return
         if observers.measures_latency:
-            latencies = tuple([each.latency for each, _ in self.checked[observed:] if each.latency is not None])
+            latencies = tuple(
+                [
+                    each.latency
+                    for each, _ in self.checked[observed:]
+                    if each.latency is not None
+                ]
+            )
         observation = Observation(
             decision,  # type: ignore[arg-type]  # there is one, as something was checked
             self.refusal,
             REQUEST,
-            (request.method or "")[:MAX_METHOD],  # the client chooses both, and they stay in memory
+            (request.method or "")[
+                :MAX_METHOD
+            ],  # the client chooses both, and they stay in memory
             request.path[:MAX_TEXT],
             client_address(request) if exceeded else "",
-            request.META.get("HTTP_USER_AGENT", "")[:MAX_TEXT] if exceeded else "",  # `headers` reads all of META
+            request.META.get("HTTP_USER_AGENT", "")[:MAX_TEXT]
+            if exceeded
+            else "",  # `headers` reads all of META
             latencies,
             is_continued=observed > 0,
-            is_cached=exceeded and any(each.is_cached for each, _ in self.checked[observed:]),
+            is_cached=exceeded
+            and any(each.is_cached for each, _ in self.checked[observed:]),
         )
         for observer in [*observers.observers]:
             observer(observation)

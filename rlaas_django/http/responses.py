@@ -38,24 +38,43 @@ MEDIA_TYPES = (PROBLEM_JSON, "application/json", "text/html", "text/plain")
 MAX_ACCEPT, MAX_ACCEPTED = 256, 20
 LONG_WAIT = 120  # seconds; from here on a wait is told in minutes, hours and days
 FIGURES = frozenset(
-    {"ratelimit", "ratelimit-policy", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"}
+    {
+        "ratelimit",
+        "ratelimit-policy",
+        "x-ratelimit-limit",
+        "x-ratelimit-remaining",
+        "x-ratelimit-reset",
+    }
 )
 
 
-def plain_refusal(request: HttpRequest, refusal: Decision, decision: Decision | None) -> HttpResponse | None:
+def plain_refusal(
+    request: HttpRequest, refusal: Decision, decision: Decision | None
+) -> HttpResponse | None:
     """Return a 429 or 503 as JSON or text; None if the client prefers a page, whose template may use the database."""
     preferred = preferred_type(request, MEDIA_TYPES)
     if preferred == "text/html":
         return None
     status, wait = _status(refusal), _wait(refusal)
     if preferred in (PROBLEM_JSON, "application/json"):
-        violated = [each.policy.label for each in refusal.outcomes if not each.allowed and not each.policy.shadow]
-        body, content_type = _problem(get_language(), status, wait, tuple(violated)), PROBLEM_JSON
+        violated = [
+            each.policy.label
+            for each in refusal.outcomes
+            if not each.allowed and not each.policy.shadow
+        ]
+        body, content_type = (
+            _problem(get_language(), status, wait, tuple(violated)),
+            PROBLEM_JSON,
+        )
     else:
         body, content_type = _text(status, wait), PLAIN_TEXT
     response = HttpResponse(body, content_type, status)
     # With its length, so that the server does not send it in chunks.
-    headers = {"Content-Type": content_type, "Content-Length": str(len(body)), "Vary": "Accept"}
+    headers = {
+        "Content-Type": content_type,
+        "Content-Length": str(len(body)),
+        "Vary": "Accept",
+    }
     headers["Cache-Control"] = "no-store"
     if wait is not None:
         headers["Retry-After"] = str(wait)
@@ -78,7 +97,9 @@ def page(request: HttpRequest, decision: Decision) -> HttpResponse:
     try:
         text = render_to_string("rlaas_django/429.html", context, request)
     except (TemplateDoesNotExist, ImportError):  # a site without templates
-        return HttpResponse(_text(status, wait), PLAIN_TEXT, status, headers={"Vary": "Accept"})
+        return HttpResponse(
+            _text(status, wait), PLAIN_TEXT, status, headers={"Vary": "Accept"}
+        )
     return HttpResponse(text, status=status, headers={"Vary": "Accept"})
 
 
@@ -90,7 +111,9 @@ def preferred_type(request: HttpRequest, offered: tuple[str, ...]) -> str | None
     return _preferred(accept, offered)
 
 
-@lru_cache(maxsize=256)  # clients send few different headers, and weighing one takes longer than the rest of a refusal
+@lru_cache(
+    maxsize=256
+)  # clients send few different headers, and weighing one takes longer than the rest of a refusal
 def _preferred(accept: str, offered: tuple[str, ...]) -> str | None:
     request = HttpRequest()
     request.META["HTTP_ACCEPT"] = accept
@@ -105,8 +128,12 @@ def strip_figures_from_cached_pages() -> None:
     copyreg.pickle(ResponseHeaders, _without_figures)
 
 
-def _without_figures(headers: ResponseHeaders) -> tuple[type[ResponseHeaders], tuple[dict[str, str]]]:
-    return ResponseHeaders, ({name: value for name, value in headers.items() if name.lower() not in FIGURES},)
+def _without_figures(
+    headers: ResponseHeaders,
+) -> tuple[type[ResponseHeaders], tuple[dict[str, str]]]:
+    return ResponseHeaders, (
+        {name: value for name, value in headers.items() if name.lower() not in FIGURES},
+    )
 
 
 def add_refusal_headers(response: HttpResponseBase, decision: Decision) -> None:
@@ -130,13 +157,20 @@ def add_headers(headers: Headers, decision: Decision | None) -> None:
                 label = f"{label}-{len(labels) + 1}"
             labels.add(label)
             enforced.append(outcome)
-            policies.append(_policy_item(label, outcome.limit, policy.rate, policy.burst))
-            usage.append(f'"{label}";r={outcome.remaining};t={math.ceil(outcome.reset_after)}')
+            policies.append(
+                _policy_item(label, outcome.limit, policy.rate, policy.burst)
+            )
+            usage.append(
+                f'"{label}";r={outcome.remaining};t={math.ceil(outcome.reset_after)}'
+            )
     if not enforced:
         return
     families = conf.config().headers
     if "RateLimit" in families:
-        headers["RateLimit-Policy"], headers["RateLimit"] = ", ".join(policies), ", ".join(usage)
+        headers["RateLimit-Policy"], headers["RateLimit"] = (
+            ", ".join(policies),
+            ", ".join(usage),
+        )
     if "X-RateLimit" in families:
         tightest = enforced[0] if len(enforced) == 1 else strictest(enforced)
         headers["X-RateLimit-Limit"] = str(tightest.limit)
@@ -153,7 +187,9 @@ def whole_seconds(wait: float) -> int:
 @lru_cache(maxsize=1024)
 def _policy_item(label: str, limit: int, rate: Rate, burst: int | None) -> str:
     # The seconds in which the quota is refilled: of a bucket the time to fill it, so that q / w is its rate.
-    window = rate.window if limit != burst else math.ceil(rate.window * limit / rate.limit)
+    window = (
+        rate.window if limit != burst else math.ceil(rate.window * limit / rate.limit)
+    )
     return f'"{label}";q={limit};w={window}'
 
 
@@ -163,11 +199,19 @@ def _status(decision: Decision) -> int:
 
 def _wait(decision: Decision) -> int | None:
     """Return whole seconds; None when waiting does not help."""
-    return None if decision.retry_after == math.inf else whole_seconds(decision.retry_after)
+    return (
+        None
+        if decision.retry_after == math.inf
+        else whole_seconds(decision.retry_after)
+    )
 
 
 def _title(status: int) -> str:
-    return _("Service temporarily unavailable") if status == 503 else _("Too many requests")
+    return (
+        _("Service temporarily unavailable")
+        if status == 503
+        else _("Too many requests")
+    )
 
 
 def _detail(wait: int | None) -> str:
@@ -175,7 +219,9 @@ def _detail(wait: int | None) -> str:
     if wait is None:
         return _("This request asks for more than its limit can ever give.")
     if wait < LONG_WAIT:
-        return ngettext("Try again in %(wait)d second.", "Try again in %(wait)d seconds.", wait) % {"wait": wait}
+        return ngettext(
+            "Try again in %(wait)d second.", "Try again in %(wait)d seconds.", wait
+        ) % {"wait": wait}
     return _("Try again in %(time)s.") % {"time": in_words(wait)}
 
 
@@ -184,15 +230,24 @@ def in_words(seconds: int) -> str:
     unit = 60 if seconds < 86_400 else 3_600
     hours, minutes = divmod(math.ceil(seconds / unit) * unit // 60, 60)
     parts = {"day": hours // 24, "hour": hours % 24, "minute": minutes}
-    words = [TIME_STRINGS[name] % {"num": number} for name, number in parts.items() if number]
+    words = [
+        TIME_STRINGS[name] % {"num": number} for name, number in parts.items() if number
+    ]
     return _(", ").join(words).replace("\xa0", " ")
 
 
 # To translate its texts takes longer than the rest of a refusal.
 @lru_cache(maxsize=1024)
-def _problem(language: str | None, status: int, wait: int | None, violated: tuple[str, ...]) -> bytes:  # noqa: ARG001
+def _problem(
+    language: str | None, status: int, wait: int | None, violated: tuple[str, ...]
+) -> bytes:
     kind = "temporary-reduced-capacity" if status == 503 else "quota-exceeded"
-    problem = {"type": PROBLEMS + kind, "title": _title(status), "status": status, "detail": _detail(wait)}
+    problem = {
+        "type": PROBLEMS + kind,
+        "title": _title(status),
+        "status": status,
+        "detail": _detail(wait),
+    }
     return json.dumps({**problem, "violated-policies": violated}).encode()
 
 
@@ -201,14 +256,22 @@ def _text(status: int, wait: int | None) -> bytes:
 
 
 async def arespond(
-    function: Respond | None, request: HttpRequest, refusal: Decision, decision: Decision | None
+    function: Respond | None,
+    request: HttpRequest,
+    refusal: Decision,
+    decision: Decision | None,
 ) -> HttpResponseBase:
     """Return the response of the site's function, or our own, with the headers of a refusal and of all figures."""
-    if function is None and (plain := plain_refusal(request, refusal, decision)) is not None:
+    if (
+        function is None
+        and (plain := plain_refusal(request, refusal, decision)) is not None
+    ):
         return plain
     call = function if iscoroutinefunction(function) else in_thread(function or page)
     response: Any = await call(request, refusal)
-    if not getattr(response, "is_rendered", True):  # Django renders a view's template response, not a middleware's
+    if not getattr(
+        response, "is_rendered", True
+    ):  # Django renders a view's template response, not a middleware's
         response = await in_thread(response.render)()
     add_refusal_headers(response, refusal)
     add_headers(response.headers, decision)
@@ -216,12 +279,20 @@ async def arespond(
 
 
 def respond(
-    function: Respond | None, request: HttpRequest, refusal: Decision, decision: Decision | None
+    function: Respond | None,
+    request: HttpRequest,
+    refusal: Decision,
+    decision: Decision | None,
 ) -> HttpResponseBase:
     """As `arespond`, for sync code."""
-    if function is None and (plain := plain_refusal(request, refusal, decision)) is not None:
+    if (
+        function is None
+        and (plain := plain_refusal(request, refusal, decision)) is not None
+    ):
         return plain
-    call = async_to_sync(function) if iscoroutinefunction(function) else function or page
+    call = (
+        async_to_sync(function) if iscoroutinefunction(function) else function or page
+    )
     response: Any = call(request, refusal)
     if not getattr(response, "is_rendered", True):
         response = response.render()
@@ -255,7 +326,9 @@ def suppress_log(request: HttpRequest, response: HttpResponseBase) -> HttpRespon
     """
     if response.status_code == 429:
         logged: Any = response  # its type says HttpResponse, and it takes any
-        log_response("", response=logged, request=request, logger=_silent, level="debug")
+        log_response(
+            "", response=logged, request=request, logger=_silent, level="debug"
+        )
     return response
 
 

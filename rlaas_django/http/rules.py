@@ -9,9 +9,9 @@ from django.http import HttpRequest
 from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
 
 from .. import conf
-from ..core import registry
 from ..core.policy import DEFAULT
 from ..core.rules import Rule
+from ..runtime import registry
 from .limits import Limits, decorated, with_limits_of_view
 
 OWN_PAGES = "/rlaas_django/ratelimit/"  # in the path of every page of the admin panel, wherever the admin is
@@ -31,21 +31,30 @@ def limits_of_request(request: HttpRequest) -> Limits:
         match = resolve(request.path_info, getattr(request, "urlconf", None))
     except Resolver404:
         return _limits(rule)
-    return _limits(EXEMPT) if _is_exempt(match) else with_limits_of_view(_limits(rule), match.func, request)
+    return (
+        _limits(EXEMPT)
+        if _is_exempt(match)
+        else with_limits_of_view(_limits(rule), match.func, request)
+    )
 
 
 def _matching_rule(request: HttpRequest) -> Rule:
     rules = conf.config().rules
     if not rules:
         return EVERYTHING
-    return next((rule for rule in rules if rule.matches(request.path_info, request.method)), EXEMPT)
+    return next(
+        (rule for rule in rules if rule.matches(request.path_info, request.method)),
+        EXEMPT,
+    )
 
 
 def _limits(rule: Rule) -> Limits:
     derived = conf.config().derived
     limits: Limits | None = derived.get(rule)
     if limits is None:
-        limits = Limits(rule.policies, rule.cost, charge_when=rule.charge_when, before_view=False)
+        limits = Limits(
+            rule.policies, rule.cost, charge_when=rule.charge_when, before_view=False
+        )
         derived[rule] = limits
     return limits
 
@@ -65,4 +74,6 @@ def _is_exempt(match: ResolverMatch) -> bool:
     for each in (view, getattr(view, "view_class", getattr(view, "cls", None))):
         if getattr(each, "rate_limit_exempt", False):
             return True
-    return match.app_names[-1:] == ["admin"] and (match.url_name or "").startswith("rlaas_django_ratelimit_")
+    return match.app_names[-1:] == ["admin"] and (match.url_name or "").startswith(
+        "rlaas_django_ratelimit_"
+    )

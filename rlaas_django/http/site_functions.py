@@ -15,10 +15,19 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.module_loading import import_string
 
-from .. import conf, log
+from .. import conf
 from ..core.keys import Name
-from ..core.policy import DEFAULT, MAX_COST, KeyFunction, Policy, PolicyError, Rate, shown
-from ..limiter.compiled import CompiledPolicySet
+from ..core.policy import (
+    DEFAULT,
+    MAX_COST,
+    KeyFunction,
+    Policy,
+    PolicyError,
+    Rate,
+    shown,
+)
+from ..limiter.policy_set import CompiledPolicySet
+from ..runtime import log
 
 BY_ADDRESS = "counted by IP address instead"
 
@@ -35,9 +44,14 @@ def call_key(key: str | KeyFunction, request: HttpRequest) -> Name | None:
     except Exception as error:  # noqa: BLE001
         _log_error(f"The key {_name(key)}", error, BY_ADDRESS)
         return None
-    if name is None or (isinstance(name, (str, int, UUID)) and not isinstance(name, bool)):
+    if name is None or (
+        isinstance(name, (str, int, UUID)) and not isinstance(name, bool)
+    ):
         return name
-    _log(f"The key {_name(key)} returned a {type(name).__name__}, which is no identity", BY_ADDRESS)
+    _log(
+        f"The key {_name(key)} returned a {type(name).__name__}, which is no identity",
+        BY_ADDRESS,
+    )
     return None
 
 
@@ -57,7 +71,9 @@ def call_rate(policy: Policy, request: HttpRequest) -> Rate | None:
 
 
 def call_cost(
-    function: Callable[[HttpRequest], int], request: HttpRequest, policy_set: CompiledPolicySet | None
+    function: Callable[[HttpRequest], int],
+    request: HttpRequest,
+    policy_set: CompiledPolicySet | None,
 ) -> int:
     """Return the cost of a request under these policies."""
     try:
@@ -66,7 +82,10 @@ def call_cost(
         _log_error(f"The cost {_name(function)}", error, "1 is charged")
         return 1
     if type(cost) is not int or cost < 0:
-        _log(f"The cost {shown(cost)} is not a whole number of at least 0", "1 is charged")
+        _log(
+            f"The cost {shown(cost)} is not a whole number of at least 0",
+            "1 is charged",
+        )
         return 1
     try:
         if policy_set is not None:
@@ -78,17 +97,25 @@ def call_cost(
     return cost
 
 
-def is_charged(charge_when: Callable[[HttpResponseBase], Any], response: HttpResponseBase) -> bool:
+def is_charged(
+    charge_when: Callable[[HttpResponseBase], Any], response: HttpResponseBase
+) -> bool:
     """Return whether a request with this response stays charged."""
     try:
         return bool(charge_when(response))
     except Exception as error:  # noqa: BLE001
-        _log_error(f"charge_when {_name(charge_when)}", error, "the request stays charged")
+        _log_error(
+            f"charge_when {_name(charge_when)}", error, "the request stays charged"
+        )
         return True
 
 
 def _name(function: Any) -> str:
-    return f"{function.__module__}.{function.__qualname__}" if hasattr(function, "__qualname__") else str(function)
+    return (
+        f"{function.__module__}.{function.__qualname__}"
+        if hasattr(function, "__qualname__")
+        else str(function)
+    )
 
 
 def _log_error(function: str, error: Exception, instead: str) -> None:

@@ -26,5 +26,7 @@ def status_of(request: HttpRequest, *policies: str) -> Decision | None:
     state: RequestState | None = getattr(request, STATE, None)
     if state is not None and state.outcomes.keys() >= set(names):
         return combine(state.outcomes[name] for name in names)
-    limiting = with_fixed_rates(tuple(conf.config().policy(name) for name in names), request)
+    limiting = with_fixed_rates(
+        tuple(conf.config().policy(name) for name in names), request
+    )
     return limiter.peek(RequestIdentity(request), limiting) if limiting else None

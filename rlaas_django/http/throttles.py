@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from django.http.response import HttpResponseBase
 
 from .. import conf, limiter, signals
-from ..core import registry
 from ..core.decision import Decision, combine, passes
 from ..core.keys import Identity
 from ..core.policy import DEFAULT, Policy
-from ..limiter.compiled import Check, plan
+from ..limiter.policy_set import Check, plan
+from ..runtime import registry
 from .gate import Gate
 from .limits import Limits
 from .request_state import STATE, RequestState, decision_about
@@ -35,7 +35,10 @@ class PolicyLimits:
     """What a throttle checks that names policies; the default one unless others are named."""
 
     def __init__(self, name: str, policies: Iterable[str | Policy]) -> None:
-        self.name, self._limits = name, Limits(tuple(policies) or (DEFAULT,), with_options=False)
+        self.name, self._limits = (
+            name,
+            Limits(tuple(policies) or (DEFAULT,), with_options=False),
+        )
         self._names = set(map(str, self._limits.policies))
         registry.sources.add(self)
 
@@ -49,18 +52,26 @@ class PolicyLimits:
         if gate.prepared is None:
             return None
         identity, policy_set, cost = gate.resolve(gate.prepared)
-        left = [policy for policy in policy_set.policies if policy.name not in planned] if policy_set else []
+        left = (
+            [policy for policy in policy_set.policies if policy.name not in planned]
+            if policy_set
+            else []
+        )
         return Plan(identity, tuple(left), cost) if left else None
 
     def calls_site(self) -> bool:
         """Return whether planning calls functions of the site, which may use the database."""
-        return (conf.config().derived.get(self._limits) or self._limits.prepare()).calls_site_functions
+        return (
+            conf.config().derived.get(self._limits) or self._limits.prepare()
+        ).calls_site_functions
 
     def decision(self, request: Any) -> Decision | None:
         """Return what they decided about a request, whichever limits checked them."""
         state: RequestState | None = getattr(request, STATE, None)
         outcomes = {} if state is None else state.outcomes
-        return combine(outcome for name, outcome in outcomes.items() if name in self._names)
+        return combine(
+            outcome for name, outcome in outcomes.items() if name in self._names
+        )
 
 
 def plan_all(throttles: Iterable[Any], *args: Any) -> dict[Any, Plan]:

@@ -40,7 +40,9 @@ def _made_of(view: Any) -> tuple[type | None, str, Any]:
     owner, method = owner_of(view)
     if owner is not None:
         return type(owner), "" if method == "dispatch" else method, None
-    view_class = getattr(view, "view_class", getattr(view, "cls", None))  # of what as_view() made
+    view_class = getattr(
+        view, "view_class", getattr(view, "cls", None)
+    )  # of what as_view() made
     return view_class, "", view.func if isinstance(view, functools.partial) else view
 
 
@@ -50,7 +52,11 @@ def _qualname(function: Any) -> str:
 
 def _class_name(view: type) -> str:
     # Django REST framework's @api_view makes a class that is only called like the function.
-    name = view.__qualname__ if view.__qualname__.endswith(view.__name__) else view.__name__
+    name = (
+        view.__qualname__
+        if view.__qualname__.endswith(view.__name__)
+        else view.__name__
+    )
     return f"{view.__module__}.{name}"
 
 

@@ -19,7 +19,6 @@ from django.utils.deprecation import MiddlewareMixin
 from django.utils.module_loading import import_string
 
 from .. import backend, conf, limiter
-from ..core import registry
 from ..core.decision import Decision, Outcome
 from ..core.keys import EncodedIdentity, digest, encode, encode_name, parse_address
 from ..core.policy import FIXED_WINDOW, NAME, Policy, PolicyError, Rate
@@ -27,9 +26,18 @@ from ..http.identity import RequestIdentity, client_address
 from ..http.responses import in_thread
 from ..http.throttles import record
 from ..http.view_names import policy_name, view_label, view_name
-from ..limiter.compiled import CompiledPolicySet, compile_policies
+from ..limiter.policy_set import CompiledPolicySet, compile_policies
+from ..runtime import registry
 
-__all__ = ["ALL", "UNSAFE", "RatelimitMiddleware", "Ratelimited", "get_usage", "is_ratelimited", "ratelimit"]
+__all__ = [
+    "ALL",
+    "UNSAFE",
+    "RatelimitMiddleware",
+    "Ratelimited",
+    "get_usage",
+    "is_ratelimited",
+    "ratelimit",
+]
 
 ALL = (None,)
 UNSAFE = ["DELETE", "PATCH", "POST", "PUT"]
@@ -43,11 +51,21 @@ class RatelimitMiddleware(MiddlewareMixin):
     """Answers with the view of RATELIMIT_VIEW."""
 
     def process_exception(self, request: Any, exception: Exception) -> Any:
-        view = getattr(settings, "RATELIMIT_VIEW", None) if isinstance(exception, Ratelimited) else None
+        view = (
+            getattr(settings, "RATELIMIT_VIEW", None)
+            if isinstance(exception, Ratelimited)
+            else None
+        )
         return import_string(view)(request, exception) if view else None
 
 
-def ratelimit(group: Any = None, key: Any = None, rate: Any = None, method: Any = ALL, block: bool = True) -> Any:
+def ratelimit(
+    group: Any = None,
+    key: Any = None,
+    rate: Any = None,
+    method: Any = ALL,
+    block: bool = True,
+) -> Any:
     """Limit a view: sets `request.limited`, and raises Ratelimited unless `block` is False.
 
     >>> @ratelimit(key="ip", rate="5/m", method=ratelimit.UNSAFE)
@@ -57,10 +75,14 @@ def ratelimit(group: Any = None, key: Any = None, rate: Any = None, method: Any 
 
     def decorator(fn: Callable[..., Any]) -> Callable[..., Any]:
         def check(request: Any) -> None:
-            is_limited = is_ratelimited(request, group, fn, key, rate, method, increment=True)
+            is_limited = is_ratelimited(
+                request, group, fn, key, rate, method, increment=True
+            )
             request.limited = is_limited or getattr(request, "limited", False)
             if is_limited and block:
-                raise _imported(getattr(settings, "RATELIMIT_EXCEPTION_CLASS", Ratelimited))
+                raise _imported(
+                    getattr(settings, "RATELIMIT_EXCEPTION_CLASS", Ratelimited)
+                )
 
         @functools.wraps(fn)
         def limited(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +91,9 @@ def ratelimit(group: Any = None, key: Any = None, rate: Any = None, method: Any 
 
         @functools.wraps(fn)
         async def limited_async(request: Any, *args: Any, **kwargs: Any) -> Any:
-            await in_thread(check)(request)  # keys and rates may be functions that use the database
+            await in_thread(check)(
+                request
+            )  # keys and rates may be functions that use the database
             return await fn(request, *args, **kwargs)
 
         return limited_async if iscoroutinefunction(fn) else limited
@@ -94,8 +118,14 @@ def get_usage(
 ) -> dict[str, Any] | None:
     """Return `count`, `limit`, `should_limit` and `time_left` for a request; None where nothing limits it."""
     if group is None and fn is None:
-        raise ImproperlyConfigured("Write `group`, or `fn`, the view: one of them names the counter.")
-    methods = [] if method == ALL else sorted(map(str.upper, [method] if isinstance(method, str) else method))
+        raise ImproperlyConfigured(
+            "Write `group`, or `fn`, the view: one of them names the counter."
+        )
+    methods = (
+        []
+        if method == ALL
+        else sorted(map(str.upper, [method] if isinstance(method, str) else method))
+    )
     is_on = getattr(settings, "RATELIMIT_ENABLE", True) and conf.config().enabled
     if not is_on or (methods and request.method not in methods):
         return None
@@ -105,19 +135,33 @@ def get_usage(
     if rate is None:
         return None
     limit, window = _parse_rate(rate)
-    shown, counted = _policies(name, label, "-".join(["", f"{limit}.{window}s", *methods]), limit, window)
+    shown, counted = _policies(
+        name, label, "-".join(["", f"{limit}.{window}s", *methods]), limit, window
+    )
     identity, policy_set = _identity(request, name, key), _policy_set(counted)
     if not increment:
         return _usage(limiter.peek(identity, policy_set), limit)
     decision = limiter.check(identity, policy_set, source=None)
     if decision.degraded:
         is_open = getattr(settings, "RATELIMIT_FAIL_OPEN", False)
-        return None if is_open else {"count": 0, "limit": 0, "should_limit": True, "time_left": -1}
+        return (
+            None
+            if is_open
+            else {"count": 0, "limit": 0, "should_limit": True, "time_left": -1}
+        )
     usage = _usage(decision, limit)
     over, left = usage["should_limit"], max(0, usage["limit"] - usage["count"])
     times = decision.reset_after if over else 0.0, decision.reset_after, decision.ttl
     registry.add_adapter_policy(shown)
-    outcome = Outcome(shown, identity, not over, max(1, usage["limit"]), decision.current_count, left, *times)
+    outcome = Outcome(
+        shown,
+        identity,
+        not over,
+        max(1, usage["limit"]),
+        decision.current_count,
+        left,
+        *times,
+    )
     record(request, [Decision(not over, (outcome,))])
     return usage
 
@@ -125,9 +169,20 @@ def get_usage(
 def _usage(decision: Decision, limit: int) -> dict[str, Any]:
     """Return the usage that a decision means, which was made with a limit higher by one."""
     limit = limit if decision.limit == limit + 1 else decision.limit  # of an override
-    count = decision.limit - decision.remaining if decision.allowed else max(decision.current_count, limit + 1)
-    over = not decision.allowed or (count > limit and count > decision.current_count)  # an exempt client is not counted
-    return {"count": count, "limit": limit, "should_limit": over, "time_left": decision.ttl}
+    count = (
+        decision.limit - decision.remaining
+        if decision.allowed
+        else max(decision.current_count, limit + 1)
+    )
+    over = not decision.allowed or (
+        count > limit and count > decision.current_count
+    )  # an exempt client is not counted
+    return {
+        "count": count,
+        "limit": limit,
+        "should_limit": over,
+        "time_left": decision.ttl,
+    }
 
 
 for _function in (ratelimit, is_ratelimited, get_usage):
@@ -135,11 +190,17 @@ for _function in (ratelimit, is_ratelimited, get_usage):
 
 
 @functools.lru_cache(maxsize=1024)
-def _policies(group: str, label: str, ending: str, limit: int, window: int) -> tuple[Policy, Policy]:
+def _policies(
+    group: str, label: str, ending: str, limit: int, window: int
+) -> tuple[Policy, Policy]:
     """Return the policy that is shown, and the one that counts: the first request over the limit, too."""
-    name = policy_name(group if NAME.fullmatch(group) else f"{group}-{digest(group)[:8]}", ending)
+    name = policy_name(
+        group if NAME.fullmatch(group) else f"{group}-{digest(group)[:8]}", ending
+    )
     options: dict[str, Any] = {"algo": FIXED_WINDOW, "label": policy_name(label, "")}
-    return Policy(name, (max(1, limit), window), **options), Policy(name, (limit + 1, window), **options)
+    return Policy(name, (max(1, limit), window), **options), Policy(
+        name, (limit + 1, window), **options
+    )
 
 
 def _policy_set(policy: Policy) -> CompiledPolicySet:
@@ -149,7 +210,9 @@ def _policy_set(policy: Policy) -> CompiledPolicySet:
     found: CompiledPolicySet | None = config.derived.get((policy, alias))
     if found is None:
         _ = caches[alias]  # Django's own error for an unknown one
-        found = config.derived[policy, alias] = CompiledPolicySet((policy,), config, backend.topology(alias))
+        found = config.derived[policy, alias] = CompiledPolicySet(
+            (policy,), config, backend.topology(alias)
+        )
     return found
 
 
@@ -158,7 +221,9 @@ def _parse_rate(rate: str | tuple[int, int]) -> tuple[int, int]:
     """Return the limit and the seconds; unlike elsewhere, the limit may be 0."""
     try:
         if rate[0] in ("0", 0) and rate[1] != 0:
-            return 0, Rate.parse(f"1{rate[1:]}" if isinstance(rate, str) else (1, rate[1])).window
+            return 0, Rate.parse(
+                f"1{rate[1:]}" if isinstance(rate, str) else (1, rate[1])
+            ).window
         parsed = Rate.parse(rate)
     except PolicyError as error:
         raise ImproperlyConfigured(str(error)) from error
@@ -182,7 +247,9 @@ def _identity(request: Any, group: str, key: Any) -> EncodedIdentity:
     elif callable(key) or "." in text:
         kind, value = "key", str(_imported(key)(group, request))
     else:
-        raise ImproperlyConfigured(f"{key!r} is no key; write 'ip', 'user', 'user_or_ip', 'header:x', a function ...")
+        raise ImproperlyConfigured(
+            f"{key!r} is no key; write 'ip', 'user', 'user_or_ip', 'header:x', a function ..."
+        )
     return EncodedIdentity(encode_name(kind, value, encoding) if value else f"{kind}=")
 
 
@@ -195,6 +262,16 @@ def _address(request: Any) -> str:
         text = request.META.get(key) if key else client_address(request)
     address = parse_address(text or "")
     if address is None:
-        raise ImproperlyConfigured(f"{text!r} is no address; see RATELIMIT_IP_META_KEY and TRUSTED_PROXIES.")
-    mask = getattr(settings, f"RATELIMIT_IPV{address.version}_MASK", 32 if address.version == 4 else 64)
-    return str(address) if mask == address.max_prefixlen else str(ipaddress.ip_network((address, mask), strict=False))
+        raise ImproperlyConfigured(
+            f"{text!r} is no address; see RATELIMIT_IP_META_KEY and TRUSTED_PROXIES."
+        )
+    mask = getattr(
+        settings,
+        f"RATELIMIT_IPV{address.version}_MASK",
+        32 if address.version == 4 else 64,
+    )
+    return (
+        str(address)
+        if mask == address.max_prefixlen
+        else str(ipaddress.ip_network((address, mask), strict=False))
+    )

@@ -18,13 +18,13 @@ from rest_framework.exceptions import APIException
 from rest_framework.settings import api_settings
 
 from .. import conf
-from ..core.clock import frozen_clock
 from ..core.decision import Decision
 from ..core.policy import Policy
 from ..http.identity import client_address
 from ..http.request_state import decision_about
 from ..http.responses import add_headers
 from ..http.throttles import Plan, PolicyLimits, decide, plan_all
+from ..runtime.clock import frozen_clock
 from .throttles import RateThrottle, user_or_address
 
 __all__ = [
@@ -52,7 +52,11 @@ class BaseThrottle(throttling.BaseThrottle):
     decision: Decision | None = None
 
     def get_ident(self, request: Any) -> Any:
-        return client_address(request) if api_settings.NUM_PROXIES is None else super().get_ident(request)
+        return (
+            client_address(request)
+            if api_settings.NUM_PROXIES is None
+            else super().get_ident(request)
+        )
 
     def wait(self) -> float | None:
         """Return the seconds until the request would pass; None where waiting does not help."""
@@ -69,7 +73,11 @@ class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrott
         self.decision = _decide(self, request, view)
         if self.decision is None:
             return True
-        return self.throttle_success() if _allows(self.decision) else self.throttle_failure()
+        return (
+            self.throttle_success()
+            if _allows(self.decision)
+            else self.throttle_failure()
+        )
 
     def throttle_success(self) -> bool:
         return True
@@ -148,9 +156,15 @@ def _decide(throttle: Any, request: Any, view: Any) -> Decision | None:
     if not conf.config().enabled:
         return None
     if kind.allow_request in BATCHED and hasattr(view, "get_throttles"):
-        pending: list[tuple[type, Decision | None]] = vars(request).setdefault(PENDING, [])
+        pending: list[tuple[type, Decision | None]] = vars(request).setdefault(
+            PENDING, []
+        )
         if all(each is not kind for each, _ in pending):
-            throttles = [each for each in view.get_throttles() if getattr(type(each), "allow_request", None) in BATCHED]
+            throttles = [
+                each
+                for each in view.get_throttles()
+                if getattr(type(each), "allow_request", None) in BATCHED
+            ]
             decisions = _decide_all(throttles, request, view)
             pending[:] = [(type(each), decisions.get(each)) for each in throttles]
         for i, (each, decision) in enumerate(pending):
@@ -160,9 +174,15 @@ def _decide(throttle: Any, request: Any, view: Any) -> Decision | None:
     return _decide_all([throttle], request, view).get(throttle)
 
 
-def _decide_all(throttles: Sequence[Any], request: Any, view: Any) -> dict[Any, Decision]:
+def _decide_all(
+    throttles: Sequence[Any], request: Any, view: Any
+) -> dict[Any, Decision]:
     """Return the decisions for some throttles, made at the time of Redis or of the `timer` that a test gave one."""
-    timers = [timer for throttle in throttles if (timer := getattr(throttle, "timer", time.time)) is not time.time]
+    timers = [
+        timer
+        for throttle in throttles
+        if (timer := getattr(throttle, "timer", time.time)) is not time.time
+    ]
     with frozen_clock(round(timers[0]() * 1000)) if timers else nullcontext():
         decisions = decide(request, plan_all(throttles, request, view))
     if hasattr(view, "headers"):

@@ -19,12 +19,13 @@ from ninja import throttling
 from ninja.conf import settings
 from ninja.errors import Throttled
 
-from .. import conf, log
+from .. import conf
 from ..core.decision import Decision
 from ..core.policy import Policy
 from ..http.identity import client_address, load_user
 from ..http.responses import in_thread
 from ..http.throttles import PolicyLimits, adecide, decide, plan_all, with_headers
+from ..runtime import log
 from .throttles import RateThrottle, user_or_address
 
 __all__ = [
@@ -57,7 +58,9 @@ class BaseThrottle(throttling.BaseThrottle):
         with suppress(RuntimeError):
             asyncio.get_running_loop()
             _warn()
-        refusal = self.refusal(request, decide(request, plan_all([self], request)).get(self))
+        refusal = self.refusal(
+            request, decide(request, plan_all([self], request)).get(self)
+        )
         _wait.set(_seconds(refusal))
         return refusal is None
 
@@ -66,7 +69,11 @@ class BaseThrottle(throttling.BaseThrottle):
 
     def get_ident(self, request: Any) -> Any:
         """Return the address, by RATE_LIMITER['TRUSTED_PROXIES'] unless NINJA_NUM_PROXIES is set."""
-        return client_address(request) if settings.NUM_PROXIES is None else super().get_ident(request)
+        return (
+            client_address(request)
+            if settings.NUM_PROXIES is None
+            else super().get_ident(request)
+        )
 
 
 class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrottle):
@@ -76,12 +83,16 @@ class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrott
 
 
 def _anonymous(throttle: Any, request: Any) -> tuple[str, Any]:
-    return "ip", throttle.get_ident(request) if getattr(request, "auth", None) is None else None
+    return "ip", throttle.get_ident(request) if getattr(
+        request, "auth", None
+    ) is None else None
 
 
 def _credential_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
     auth = getattr(request, "auth", None)
-    return ("ip", throttle.get_ident(request)) if auth is None else ("token", str(auth))  # kept as a keyed digest
+    return (
+        ("ip", throttle.get_ident(request)) if auth is None else ("token", str(auth))
+    )  # kept as a keyed digest
 
 
 class AnonRateThrottle(SimpleRateThrottle, throttling.AnonRateThrottle):
@@ -122,10 +133,16 @@ def throttled(run: Callable[..., Any]) -> Callable[..., Any]:
     """
     operation = getattr(inspect.unwrap(run), "__self__", None)
     if operation is None:
-        raise TypeError('throttled is for operations: write api.add_decorator(throttled, mode="view").')
+        raise TypeError(
+            'throttled is for operations: write api.add_decorator(throttled, mode="view").'
+        )
     view = operation.view_func
-    if not inspect.iscoroutinefunction(view):  # one that streams, too, whose view is not awaited
-        return functools.wraps(run)(lambda request, **kwargs: with_headers(request, run(request, **kwargs)))
+    if not inspect.iscoroutinefunction(
+        view
+    ):  # one that streams, too, whose view is not awaited
+        return functools.wraps(run)(
+            lambda request, **kwargs: with_headers(request, run(request, **kwargs))
+        )
 
     @functools.wraps(view)
     async def checked_view(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -137,7 +154,9 @@ def throttled(run: Callable[..., Any]) -> Callable[..., Any]:
         token = _to_await.set([])
         try:
             response = await run(request, **kwargs)
-            await _check(request)  # where the view was not called, because the request is not valid
+            await _check(
+                request
+            )  # where the view was not called, because the request is not valid
         except Throttled as refusal:
             response = operation.api.on_exception(request, refusal)
         finally:
@@ -156,9 +175,17 @@ async def _check(request: Any) -> None:
         return
     await load_user(request)
     calls_site = any(throttle.calls_site() for throttle in called)
-    checks = await in_thread(plan_all)(called, request) if calls_site else plan_all(called, request)
+    checks = (
+        await in_thread(plan_all)(called, request)
+        if calls_site
+        else plan_all(called, request)
+    )
     decisions = await adecide(request, checks)
-    refusals = [each for throttle in called if (each := throttle.refusal(request, decisions.get(throttle)))]
+    refusals = [
+        each
+        for throttle in called
+        if (each := throttle.refusal(request, decisions.get(throttle)))
+    ]
     if refusals:
         waits = [wait for wait in map(_seconds, refusals) if wait is not None]
         raise Throttled(math.ceil(max(waits)) if waits else None)
@@ -166,9 +193,15 @@ async def _check(request: Any) -> None:
 
 def _seconds(refusal: Decision | None) -> float | None:
     """Return the seconds until the request would pass; None where waiting does not help."""
-    return None if refusal is None or refusal.retry_after == math.inf else refusal.retry_after
+    return (
+        None
+        if refusal is None or refusal.retry_after == math.inf
+        else refusal.retry_after
+    )
 
 
 @functools.cache
 def _warn() -> None:
-    log.warning('A throttle waits for Redis in the event loop; write api.add_decorator(throttled, mode="view").')
+    log.warning(
+        'A throttle waits for Redis in the event loop; write api.add_decorator(throttled, mode="view").'
+    )

@@ -13,8 +13,8 @@ from opentelemetry.metrics import CallbackOptions
 from opentelemetry.metrics import Observation as Measurement
 
 from .. import backend
-from ..core import observers
-from ..core.observers import REFUSED, Observation
+from ..runtime import observers
+from ..runtime.observers import REFUSED, Observation
 from ..stats import recorder
 
 __all__ = ["Metrics"]
@@ -35,11 +35,21 @@ class Recorder:
 
     def __init__(self) -> None:
         meter = metrics.get_meter("rlaas_django")
-        self.decisions = meter.create_counter("rlaas.decisions", description="Decisions by policy and result")
-        self.cached = meter.create_counter("rlaas.refusal_cache.hits", description="Refusals repeated from memory")
-        self.latency = meter.create_histogram("rlaas.redis.duration", unit="s", description="Latency of calls to Redis")
-        meter.create_observable_gauge("rlaas.circuit_breaker.open", [_open_breakers], description="1: open")
-        meter.create_observable_counter("rlaas.statistics.dropped", [_dropped], description="Observations dropped")
+        self.decisions = meter.create_counter(
+            "rlaas.decisions", description="Decisions by policy and result"
+        )
+        self.cached = meter.create_counter(
+            "rlaas.refusal_cache.hits", description="Refusals repeated from memory"
+        )
+        self.latency = meter.create_histogram(
+            "rlaas.redis.duration", unit="s", description="Latency of calls to Redis"
+        )
+        meter.create_observable_gauge(
+            "rlaas.circuit_breaker.open", [_open_breakers], description="1: open"
+        )
+        meter.create_observable_counter(
+            "rlaas.statistics.dropped", [_dropped], description="Observations dropped"
+        )
 
     def __call__(self, observation: Observation) -> None:
         for seconds in observation.latencies:
@@ -58,7 +68,9 @@ class Recorder:
 
 def _open_breakers(_: CallbackOptions) -> Iterable[Measurement]:
     for server in backend.topology().servers():
-        yield Measurement(int(server.breaker.error is not None), {"server": server.name})
+        yield Measurement(
+            int(server.breaker.error is not None), {"server": server.name}
+        )
 
 
 def _dropped(_: CallbackOptions) -> Iterable[Measurement]:

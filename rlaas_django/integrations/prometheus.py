@@ -26,16 +26,33 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from .. import backend
-from ..core import observers
-from ..core.observers import DEGRADED, REFUSED, Observation
+from ..runtime import observers
+from ..runtime.observers import DEGRADED, REFUSED, Observation
 from ..stats import reader, recorder
 
 __all__ = ["Metrics", "exposition"]
 
 DECISIONS = "rlaas_decisions", "Decisions by policy and result", ("policy", "result")
-BREAKER = "rlaas_circuit_breaker_open", "Whether the circuit breaker of a Redis server is open (1)", ("server",)
+BREAKER = (
+    "rlaas_circuit_breaker_open",
+    "Whether the circuit breaker of a Redis server is open (1)",
+    ("server",),
+)
 DROPPED = "rlaas_statistics_dropped", "Observations that are missing in the statistics"
-BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)  # seconds
+BUCKETS = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+)  # seconds
 
 
 def multiprocess() -> bool:
@@ -59,12 +76,25 @@ class Recorder:
     """Counts what this process decides."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.latency = Histogram("rlaas_redis_seconds", "Latency of calls to Redis", buckets=BUCKETS, registry=registry)
-        self.cached = Counter("rlaas_refusal_cache_hits", "Refusals repeated from memory", registry=registry)
-        self.decisions: dict[tuple[str, str], Any] | None = {} if multiprocess() else None  # children of the counter
+        self.latency = Histogram(
+            "rlaas_redis_seconds",
+            "Latency of calls to Redis",
+            buckets=BUCKETS,
+            registry=registry,
+        )
+        self.cached = Counter(
+            "rlaas_refusal_cache_hits",
+            "Refusals repeated from memory",
+            registry=registry,
+        )
+        self.decisions: dict[tuple[str, str], Any] | None = (
+            {} if multiprocess() else None
+        )  # children of the counter
         if self.decisions is not None:
             self._counter = Counter(*DECISIONS, registry=registry)
-            self._breaker = Gauge(*BREAKER, multiprocess_mode="livemax", registry=registry)
+            self._breaker = Gauge(
+                *BREAKER, multiprocess_mode="livemax", registry=registry
+            )
             self._unavailable = False
 
     def __call__(self, observation: Observation) -> None:

@@ -6,11 +6,11 @@ from functools import lru_cache
 from typing import Any
 
 from .. import conf
-from ..core import registry
 from ..core.keys import EncodedIdentity, encode_name
 from ..core.policy import SLIDING_WINDOW_COMPACT, Policy, Rate
 from ..http.throttles import Plan
 from ..http.view_names import policy_name
+from ..runtime import registry
 
 
 class RateThrottle:
@@ -28,7 +28,9 @@ class RateThrottle:
 
     def calls_site(self: Any) -> bool:
         """Return whether the key is the site's own."""
-        is_usual = type(self).get_cache_key is self.usual_key[0] and "get_cache_key" not in vars(self)
+        is_usual = type(self).get_cache_key is self.usual_key[
+            0
+        ] and "get_cache_key" not in vars(self)
         return not is_usual or self.cache_format != "throttle_%(scope)s_%(ident)s"
 
     def plan(self: Any, request: Any, *args: Any) -> Plan | None:
@@ -36,13 +38,23 @@ class RateThrottle:
         if self.rate is None:
             return None
         of_site = self.calls_site()
-        kind, name = ("key", self.get_cache_key(request, *args[:-1])) if of_site else self.usual_key[1](self, request)
+        kind, name = (
+            ("key", self.get_cache_key(request, *args[:-1]))
+            if of_site
+            else self.usual_key[1](self, request)
+        )
         if name is None:
             return None
         scope = self.scope or type(self).__name__
         if self.rate != self.THROTTLE_RATES.get(self.scope):
             scope += f"-{self.duration}s"  # throttles with rates of their own may have inherited the same scope
-        policy = _policy(f"{self.framework}.{scope}", self.num_requests, self.duration, self.algo, self.on_failure)
+        policy = _policy(
+            f"{self.framework}.{scope}",
+            self.num_requests,
+            self.duration,
+            self.algo,
+            self.on_failure,
+        )
         identity = EncodedIdentity(encode_name(kind, name, conf.config().encoding))
         return Plan(identity, (registry.add_adapter_policy(policy),))
 
@@ -54,11 +66,19 @@ def _parse_rate(rate: str) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1024)
-def _policy(name: str, limit: int, window: int, algo: str | None, on_failure: str) -> Policy:
-    return Policy(policy_name(name, ""), (limit, window), algo=algo, on_failure=on_failure)
+def _policy(
+    name: str, limit: int, window: int, algo: str | None, on_failure: str
+) -> Policy:
+    return Policy(
+        policy_name(name, ""), (limit, window), algo=algo, on_failure=on_failure
+    )
 
 
 def user_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
     """Return the user, or the address of a client that is not logged in."""
     user = request.user
-    return ("user", user.pk) if user and user.is_authenticated else ("ip", throttle.get_ident(request))
+    return (
+        ("user", user.pk)
+        if user and user.is_authenticated
+        else ("ip", throttle.get_ident(request))
+    )

@@ -11,15 +11,14 @@ from time import monotonic
 from .. import backend, conf, signals
 from ..backend import ADMIN_TIMEOUT, Call, UnavailableError, script_call
 from ..backend.scripts import ALL_ALGORITHMS
-from ..core import observers
-from ..core.clock import script_time
 from ..core.decision import Decision, Outcome
 from ..core.keys import Identity, counter_key
-from ..core.observers import CODE
 from ..core.policy import ALGORITHMS, DEFAULT, Policies, Policy
+from ..runtime import observers
+from ..runtime.clock import script_time
+from ..runtime.observers import CODE
 from . import fallback, networks
-from .compiled import Check, CompiledPolicySet, compile_policies, plan
-from .refunds import (
+from .adjusting import (
     arefund,
     arefund_all,
     decided_arguments,
@@ -29,6 +28,7 @@ from .refunds import (
     refund_call,
     refund_later,
 )
+from .policy_set import Check, CompiledPolicySet, compile_policies, plan
 from .slots import SlotCheck
 
 __all__ = [
@@ -68,7 +68,9 @@ def check(
     """
     planned = plan(identity, policy, cost)
     policy_set = planned.policy_set
-    decision: Decision | None = policy_set.refusals.find(planned) if policy_set.refusals.entries else None
+    decision: Decision | None = (
+        policy_set.refusals.find(planned) if policy_set.refusals.entries else None
+    )
     if decision is None and policy_set.in_one_call:
         try:
             decision = backend.execute(policy_set.topology, planned.pack())
@@ -97,7 +99,9 @@ async def acheck(
     """As `check`, natively async. If the caller is cancelled, what was charged is refunded."""
     planned = plan(identity, policy, cost)
     policy_set = planned.policy_set
-    decision: Decision | None = policy_set.refusals.find(planned) if policy_set.refusals.entries else None
+    decision: Decision | None = (
+        policy_set.refusals.find(planned) if policy_set.refusals.entries else None
+    )
     planned.on_abandoned = refund_abandoned
     if decision is None and policy_set.in_one_call:
         try:
@@ -122,20 +126,45 @@ def check_each(checks: Sequence[Check]) -> list[Decision]:
 
     >>> check_each([plan("alice", "search", 1), plan("bob", ["search", "site"], 3)])
     """
-    started, decisions = monotonic(), [each.policy_set.refusals.find(each) if each.charge else None for each in checks]
-    pending = [i for i, check in enumerate(checks) if decisions[i] is None and check.in_one_slot]
+    started, decisions = (
+        monotonic(),
+        [
+            each.policy_set.refusals.find(each) if each.charge else None
+            for each in checks
+        ],
+    )
+    pending = [
+        i
+        for i, check in enumerate(checks)
+        if decisions[i] is None and check.in_one_slot
+    ]
     calls = [checks[i].pack() for i in pending]
-    for i, result in zip(pending, backend.execute_each(backend.topology(), calls), strict=True):
+    for i, result in zip(
+        pending, backend.execute_each(backend.topology(), calls), strict=True
+    ):
         decisions[i] = _settle(checks[i], result, started)
         if isinstance(result, UnavailableError):
             signals.send(signals.backend_failed, error=result, decision=decisions[i])
-    return [decision or _decide_in_parts(check) for check, decision in zip(checks, decisions, strict=True)]
+    return [
+        decision or _decide_in_parts(check)
+        for check, decision in zip(checks, decisions, strict=True)
+    ]
 
 
 async def acheck_each(checks: Sequence[Check]) -> list[Decision]:
     """As `check_each`, natively async. If the caller is cancelled, what was charged is refunded."""
-    started, decisions = monotonic(), [each.policy_set.refusals.find(each) if each.charge else None for each in checks]
-    pending = [i for i, check in enumerate(checks) if decisions[i] is None and check.in_one_slot]
+    started, decisions = (
+        monotonic(),
+        [
+            each.policy_set.refusals.find(each) if each.charge else None
+            for each in checks
+        ],
+    )
+    pending = [
+        i
+        for i, check in enumerate(checks)
+        if decisions[i] is None and check.in_one_slot
+    ]
     for check in checks:
         check.on_abandoned = refund_abandoned if check.charge else None
     calls = [checks[i].pack() for i in pending]
@@ -145,7 +174,9 @@ async def acheck_each(checks: Sequence[Check]) -> list[Decision]:
     try:
         for i, result in zip(pending, results, strict=True):
             if isinstance(result, UnavailableError):
-                await signals.asend(signals.backend_failed, error=result, decision=decisions[i])
+                await signals.asend(
+                    signals.backend_failed, error=result, decision=decisions[i]
+                )
         for i, check in enumerate(checks):
             decisions[i] = decisions[i] or await _adecide_in_parts(check)
     except asyncio.CancelledError:
@@ -156,12 +187,16 @@ async def acheck_each(checks: Sequence[Check]) -> list[Decision]:
     return [decision for decision in decisions if decision is not None]
 
 
-def peek(identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1) -> Decision:
+def peek(
+    identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1
+) -> Decision:
     """Return what `check` would decide now. Nothing is charged, so `remaining` is what is left before the request."""
     return _decide_in_parts(plan(identity, policy, cost, charge=False))
 
 
-async def apeek(identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1) -> Decision:
+async def apeek(
+    identity: Identity, policy: Policies | CompiledPolicySet = None, *, cost: int = 1
+) -> Decision:
     """As `peek`, natively async."""
     return await _adecide_in_parts(plan(identity, policy, cost, charge=False))
 
@@ -195,16 +230,24 @@ def peek_each(pairs: Sequence[tuple[Policy, str]]) -> tuple[Outcome, ...]:
     UnavailableError, rather than a decision without Redis, when Redis is unavailable.
     """
     found: list[Outcome] = []
-    for start in range(0, len(pairs), 500):  # more at once would keep the server from other calls
+    for start in range(
+        0, len(pairs), 500
+    ):  # more at once would keep the server from other calls
         policies, identities = zip(*pairs[start : start + 500], strict=True)
         topology = backend.topology()
         whole = CompiledPolicySet(policies, conf.config(), topology)
         outcome_at: dict[int, Outcome] = {}
         for group in topology.group_by_slot(whole.keys(identities)):
-            part = CompiledPolicySet(tuple([policies[i] for i in group]), conf.config(), topology)
+            part = CompiledPolicySet(
+                tuple([policies[i] for i in group]), conf.config(), topology
+            )
             check = Check(part, tuple([identities[i] for i in group]), 1, charge=False)
-            check.network_overrides = networks.override_texts_of_each(part.policies, check.identities)
-            decision = backend.execute(topology, check.pack(), admin_timeout=backend.ADMIN_TIMEOUT)
+            check.network_overrides = networks.override_texts_of_each(
+                part.policies, check.identities
+            )
+            decision = backend.execute(
+                topology, check.pack(), admin_timeout=backend.ADMIN_TIMEOUT
+            )
             outcome_at.update(zip(group, decision.outcomes, strict=True))
         found += (outcome_at[i] for i in range(len(policies)))
     return tuple(found)
@@ -222,7 +265,9 @@ def refund_units(identity: Identity, policy: Policy, units: int) -> int:
     return refunded
 
 
-def _settle(check: Check, result: Decision | UnavailableError, started: float) -> Decision:
+def _settle(
+    check: Check, result: Decision | UnavailableError, started: float
+) -> Decision:
     """Return a decision that one of several calls gave, or the one without Redis."""
     if isinstance(result, UnavailableError):
         return fallback.decide_all(check)
@@ -294,13 +339,23 @@ async def _asend_failed(error: UnavailableError, decision: Decision) -> None:
 
 def _reset_calls(policy_set: CompiledPolicySet, identity: Identity) -> list[Call]:
     """Return the calls that delete every key an algorithm may have written, one per slot."""
-    identities, clustered, calls = policy_set.identify(identity), policy_set.topology.clustered, []
+    identities, clustered, calls = (
+        policy_set.identify(identity),
+        policy_set.topology.clustered,
+        [],
+    )
     for group in policy_set.topology.group_by_slot(policy_set.keys(identities)):
         keys: list[str] = []
         words: list[str | int] = []
         for i, algo in product(group, ALGORITHMS):
             name, window = policy_set.policies[i].name, policy_set.arguments[i].window
-            keys.append(counter_key(name, algo, window // 1000, hash_tag=clustered).key(identities[i]))
+            keys.append(
+                counter_key(name, algo, window // 1000, hash_tag=clustered).key(
+                    identities[i]
+                )
+            )
             words += (algo, window)
-        calls.append(script_call(ALL_ALGORITHMS, keys, (script_time(), "reset", "", 0, *words)))
+        calls.append(
+            script_call(ALL_ALGORITHMS, keys, (script_time(), "reset", "", 0, *words))
+        )
     return calls

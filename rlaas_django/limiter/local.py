@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..core import process
+from ..runtime import process
 
 MAX_ENTRIES = 100  # of one log; under a larger limit, units are counted in hundredths of the window
 
@@ -99,14 +99,22 @@ class TokenBucket:
     def __init__(self) -> None:
         self._used, self._stamp = 0, 0
         self._total = 0  # units charged; it starts by the clock, above that of a bucket that was dropped
-        self._refunds: deque[tuple[int, int]] = deque(maxlen=16)  # as in token_bucket.lua
+        self._refunds: deque[tuple[int, int]] = deque(
+            maxlen=16
+        )  # as in token_bucket.lua
 
     def peek(self, limit: LocalLimit, now: int, cost: int) -> tuple[int, int, int]:
         self._refill(limit, now)
         over = self._used - (limit.capacity - cost) * limit.window
-        ahead = self._stamp - now  # the clock stepped back, and refills nothing until it is there again
+        ahead = (
+            self._stamp - now
+        )  # the clock stepped back, and refills nothing until it is there again
         wait = ahead + _ceil(over, limit.limit) if over > 0 else 0
-        return _ceil(self._used, limit.window), wait, ahead + _ceil(self._used, limit.limit) if self._used else 0
+        return (
+            _ceil(self._used, limit.window),
+            wait,
+            ahead + _ceil(self._used, limit.limit) if self._used else 0,
+        )
 
     def charge(self, limit: LocalLimit, now: int, cost: int) -> int:
         """Charge, and return the total of units with this charge, by which `refund` knows what was charged since."""
@@ -134,7 +142,10 @@ class TokenBucket:
 
     def _refill(self, limit: LocalLimit, now: int) -> None:
         if now > self._stamp:
-            self._used, self._stamp = max(0, self._used - (now - self._stamp) * limit.limit), now
+            self._used, self._stamp = (
+                max(0, self._used - (now - self._stamp) * limit.limit),
+                now,
+            )
 
 
 def _ceil(number: int, divisor: int) -> int:
@@ -149,16 +160,29 @@ class LocalLimiter:
 
     def reset(self) -> None:
         self._lock = threading.Lock()
-        self._states: OrderedDict[tuple[str, str, int, bool], SlidingLog | TokenBucket] = OrderedDict()
+        self._states: OrderedDict[
+            tuple[str, str, int, bool], SlidingLog | TokenBucket
+        ] = OrderedDict()
 
     def check(
-        self, limits: Sequence[LocalLimit], now: int, cost: int, *, charge: bool, max_identities: int
+        self,
+        limits: Sequence[LocalLimit],
+        now: int,
+        cost: int,
+        *,
+        charge: bool,
+        max_identities: int,
     ) -> list[LocalReply]:
         """Decide all policies or none; without `charge`, count nothing."""
         charge = charge and cost > 0
         with self._lock:
-            peeked = [(limit, *self._state(limit).peek(limit, now, cost)) for limit in limits]
-            passes = all(count + cost <= limit.capacity or limit.shadow for limit, count, _, _ in peeked)
+            peeked = [
+                (limit, *self._state(limit).peek(limit, now, cost)) for limit in limits
+            ]
+            passes = all(
+                count + cost <= limit.capacity or limit.shadow
+                for limit, count, _, _ in peeked
+            )
             replies = []
             for limit, count, wait, reset_after in peeked:
                 remaining, charged_at = max(0, limit.capacity - count), -1
@@ -169,7 +193,11 @@ class LocalLimiter:
                     _, _, reset_after = state.peek(limit, now, 0)
                     remaining -= cost
                 retry_after = 0 if allowed else -1 if cost > limit.capacity else wait
-                replies.append(LocalReply(allowed, count, remaining, retry_after, reset_after, charged_at))
+                replies.append(
+                    LocalReply(
+                        allowed, count, remaining, retry_after, reset_after, charged_at
+                    )
+                )
             while len(self._states) > max_identities:
                 self._states.popitem(last=False)
         return replies

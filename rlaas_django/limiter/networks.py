@@ -17,10 +17,10 @@ from functools import lru_cache
 from typing import Any
 
 from .. import backend
-from ..core import process
-from ..core.clock import local_time_ms
 from ..core.keys import Identity, IPAddress, decode, parse_address
 from ..core.policy import EVERY_POLICY, Policy
+from ..runtime import process
+from ..runtime.clock import local_time_ms
 from .overrides import Override
 
 KEY = "rlaas:networks"
@@ -38,7 +38,9 @@ class Networks:
         # One policy is narrower than all policies, so those of all come first.
         for override in sorted(overrides, key=lambda each: each.policy != EVERY_POLICY):
             network = ipaddress.ip_network(override.identity)
-            networks = self._by_prefix.setdefault((network.version, network.prefixlen), {})
+            networks = self._by_prefix.setdefault(
+                (network.version, network.prefixlen), {}
+            )
             networks.setdefault(int(network.network_address), []).append(override)
         self._find = lru_cache(MAX_FOUND)(self._find_by_prefix)
 
@@ -52,7 +54,9 @@ class Networks:
         for version, length in sorted(self._by_prefix):
             if version == parsed.version:
                 shift = parsed.max_prefixlen - length
-                found += self._by_prefix[version, length].get(int(parsed) >> shift << shift, ())
+                found += self._by_prefix[version, length].get(
+                    int(parsed) >> shift << shift, ()
+                )
         return found
 
 
@@ -61,7 +65,10 @@ _digest = ""
 
 
 def override_texts(
-    networks: Networks, identity: Identity, policies: Sequence[Policy], identities: Sequence[str]
+    networks: Networks,
+    identity: Identity,
+    policies: Sequence[Policy],
+    identities: Sequence[str],
 ) -> tuple[str, ...]:
     """Return the overrides that apply to a check, as text per policy; () for none."""
     address = _address(identity, identities)
@@ -71,17 +78,28 @@ def override_texts(
     texts = []
     for policy, counted in zip(policies, identities, strict=True):
         by_address = counted.startswith("ip=")
-        applying = [each for each in found if each.policy in (policy.name, EVERY_POLICY)]
-        texts.append(";".join([each.text for each in applying if by_address or each.every_client]))
+        applying = [
+            each for each in found if each.policy in (policy.name, EVERY_POLICY)
+        ]
+        texts.append(
+            ";".join(
+                [each.text for each in applying if by_address or each.every_client]
+            )
+        )
     return tuple(texts) if any(texts) else ()
 
 
-def override_texts_of_each(policies: Sequence[Policy], identities: Sequence[str]) -> tuple[str, ...]:
+def override_texts_of_each(
+    policies: Sequence[Policy], identities: Sequence[str]
+) -> tuple[str, ...]:
     """As `override_texts`, where each policy counts another client."""
     if (networks := current) is None:
         return ()
     pairs = zip(policies, identities, strict=True)
-    texts = [override_texts(networks, identity, (policy,), (identity,)) for policy, identity in pairs]
+    texts = [
+        override_texts(networks, identity, (policy,), (identity,))
+        for policy, identity in pairs
+    ]
     return tuple([text[0] if text else "" for text in texts]) if any(texts) else ()
 
 
@@ -138,4 +156,6 @@ def _read_digest() -> str:
 def _text(overrides: Sequence[Override]) -> str:
     ordered = sorted(overrides, key=lambda each: each[:4])
     text = json.dumps(ordered, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=DIGEST_SIZE // 2).hexdigest() + text
+    return (
+        hashlib.blake2b(text.encode(), digest_size=DIGEST_SIZE // 2).hexdigest() + text
+    )

@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol, TypeVar
 from .. import backend
 from ..backend.commands import script_call
 from ..backend.scripts import OVERRIDE
-from ..core.clock import script_time
 from ..core.keys import override_key
 from ..core.policy import EVERY_POLICY as EVERY_POLICY
+from ..runtime.clock import script_time
 from .refusal_cache import cached_refusals
 
 BLOCK, EXEMPT, LIMIT, FACTOR = "block", "exempt", "limit", "factor"
@@ -71,7 +71,9 @@ def publish(identity: str, overrides: Iterable[Override]) -> None:
         ends = max(ends, override.until)
     topology = backend.topology()
     key = override_key(hash_tag=topology.clustered).key(identity)
-    backend.execute(topology, script_call(OVERRIDE, (key,), (script_time(), ends, *fields)))
+    backend.execute(
+        topology, script_call(OVERRIDE, (key,), (script_time(), ends, *fields))
+    )
     cached_refusals().invalidate()
 
 
@@ -83,7 +85,9 @@ def differing(wanted: Mapping[str, Iterable[Override]]) -> list[str]:
     found = []
     for (identity, overrides), reply in zip(wanted.items(), replies, strict=True):
         words = [word.decode() if isinstance(word, bytes) else word for word in reply]
-        if dict(zip(words[::2], words[1::2], strict=True)) != {each.policy: each.text for each in overrides}:
+        if dict(zip(words[::2], words[1::2], strict=True)) != {
+            each.policy: each.text for each in overrides
+        }:
             found.append(identity)
     return found
 

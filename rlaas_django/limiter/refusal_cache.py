@@ -14,12 +14,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from .. import conf
-from ..core import clock, registry
 from ..core.decision import Decision
 from ..core.policy import EVERY_POLICY, Policy
+from ..runtime import clock, registry
 
 if TYPE_CHECKING:
-    from .compiled import Check, ReplyDecision
+    from .policy_set import Check, ReplyDecision
 
 MAX_AGE = 1.0  # seconds, while Redis is available
 MAX_AGE_MIXED = 0.1  # where other policies passed: one of them may refuse meanwhile, with a longer wait
@@ -39,7 +39,9 @@ class RefusalCache:
 
     def __init__(self) -> None:
         self.entries: OrderedDict[object, _Entry] = OrderedDict()  # the oldest first
-        self._changed = {EVERY_POLICY: 0.0}  # by policy: when units of it were refunded or reset last
+        self._changed = {
+            EVERY_POLICY: 0.0
+        }  # by policy: when units of it were refunded or reset last
 
     def find(self, check: Check, redis_unavailable: bool = False) -> Decision | None:
         """Return the refusal of an equal check, if it still holds; its wait is shorter by its age."""
@@ -69,7 +71,9 @@ class RefusalCache:
             return
         key = _key(check)
         self.entries.pop(key, None)
-        self.entries[key] = _Entry(cast("ReplyDecision", decision), checked_at, monotonic(), _max_age(decision))
+        self.entries[key] = _Entry(
+            cast("ReplyDecision", decision), checked_at, monotonic(), _max_age(decision)
+        )
         if len(self.entries) > MAX_ENTRIES:
             self.entries.popitem(last=False)
 
@@ -81,7 +85,10 @@ class RefusalCache:
         changed = self._changed
         if len(changed) == 1:  # nothing but EVERY_POLICY
             return changed[EVERY_POLICY] >= checked_at
-        return any(changed.get(name, 0.0) >= checked_at for name in (EVERY_POLICY, *check.policy_set.names))
+        return any(
+            changed.get(name, 0.0) >= checked_at
+            for name in (EVERY_POLICY, *check.policy_set.names)
+        )
 
 
 def _key(check: Check) -> object:
@@ -92,7 +99,11 @@ def _max_age(refusal: Decision) -> float:
     """Return for how long a refusal is repeated: a policy that passed may refuse meanwhile, with a longer wait."""
     passed = [outcome.policy for outcome in refusal.outcomes if outcome.allowed]
     longest = max((_longest_wait(policy) for policy in passed), default=0)
-    return MAX_AGE if refusal.retry_after >= longest + MAX_AGE or not passed else MAX_AGE_MIXED
+    return (
+        MAX_AGE
+        if refusal.retry_after >= longest + MAX_AGE or not passed
+        else MAX_AGE_MIXED
+    )
 
 
 def _longest_wait(policy: Policy) -> float:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..backend import UnavailableError
-from ..core import observers
 from ..core.decision import Decision, Outcome
+from ..runtime import observers
 from . import fallback
-from .compiled import Check
 from .fallback import LocalReceipt
+from .policy_set import Check
 
 
 class SlotCheck:
@@ -19,7 +19,9 @@ class SlotCheck:
 
     def __init__(self, check: Check) -> None:
         self.check, policy_set = check, check.policy_set
-        self.groups = policy_set.topology.group_by_slot(policy_set.keys(check.identities))
+        self.groups = policy_set.topology.group_by_slot(
+            policy_set.keys(check.identities)
+        )
         self.allowed = True
         self.error: UnavailableError | None = None
         self.receipts: list[Any] = []
@@ -37,7 +39,9 @@ class SlotCheck:
 
     def add(self, decision: Decision) -> None:
         """Add the decision of a slot; a later one replaces the figures."""
-        self._outcomes.update({outcome.policy.name: outcome for outcome in decision.outcomes})
+        self._outcomes.update(
+            {outcome.policy.name: outcome for outcome in decision.outcomes}
+        )
         self.allowed = self.allowed and decision.allowed
         self.receipts += decision.receipts
 
@@ -49,15 +53,29 @@ class SlotCheck:
     def decide_unreached(self) -> None:
         """Decide the policies of the slots that have no reply, without Redis."""
         if self._undecided:
-            self.add(fallback.decide(self.check, self._undecided, charge=self.check.charge and self.allowed))
+            self.add(
+                fallback.decide(
+                    self.check,
+                    self._undecided,
+                    charge=self.check.charge and self.allowed,
+                )
+            )
 
     def peeks_after_refund(self) -> list[Check]:
         """Return the checks, without charge, that get the figures after what was charged is refunded."""
-        charged = [receipt[0] for receipt in self.receipts if not isinstance(receipt, LocalReceipt)]
-        return [check.part(range(len(check.identities)), charge=False) for check in charged]
+        charged = [
+            receipt[0]
+            for receipt in self.receipts
+            if not isinstance(receipt, LocalReceipt)
+        ]
+        return [
+            check.part(range(len(check.identities)), charge=False) for check in charged
+        ]
 
     def decision(self) -> Decision:
-        ordered = tuple([self._outcomes[policy.name] for policy in self.check.policy_set.policies])
+        ordered = tuple(
+            [self._outcomes[policy.name] for policy in self.check.policy_set.policies]
+        )
         decision = Decision(self.allowed, ordered, self.receipts)
         if observers.measures_latency and self.error is None:
             decision.latency = time.monotonic() - self._started

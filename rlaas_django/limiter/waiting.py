@@ -6,18 +6,23 @@ import asyncio
 import math
 import time
 
-from ..core import clock
 from ..core.decision import Decision
 from ..core.keys import Identity
-from ..core.observers import CODE
 from ..core.policy import Policies
+from ..runtime import clock
+from ..runtime.observers import CODE
 from . import acheck, check
 
 MAX_WAIT = 60.0  # seconds
 
 
 def acquire(
-    identity: Identity, policy: Policies = None, *, cost: int = 1, timeout: float = MAX_WAIT, source: str = CODE
+    identity: Identity,
+    policy: Policies = None,
+    *,
+    cost: int = 1,
+    timeout: float = MAX_WAIT,
+    source: str = CODE,
 ) -> Decision:
     """Check, and while it is refused wait as long as the decision says; return the first allowed decision.
 
@@ -54,7 +59,10 @@ async def aacquire(
 
 def _wait(decision: Decision, deadline: float) -> float | None:
     """Return the seconds to wait; None where they are too many."""
-    if decision.retry_after == math.inf or time.monotonic() + decision.retry_after > deadline:
+    if (
+        decision.retry_after == math.inf
+        or time.monotonic() + decision.retry_after > deadline
+    ):
         return None
     if clock.frozen is None:
         return decision.retry_after

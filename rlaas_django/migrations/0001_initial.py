@@ -15,7 +15,15 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="RateLimit",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True,
+                        primary_key=True,
+                        serialize=False,
+                        verbose_name="ID",
+                    ),
+                ),
             ],
             options={
                 "verbose_name": "rate limit",
@@ -27,12 +35,24 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="OperatorAction",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True,
+                        primary_key=True,
+                        serialize=False,
+                        verbose_name="ID",
+                    ),
+                ),
                 ("at", models.DateTimeField(auto_now_add=True, verbose_name="time")),
                 ("by", models.CharField(max_length=254, verbose_name="operator")),
                 (
                     "via",
-                    models.CharField(help_text="The admin, or a command.", max_length=20, verbose_name="by way of"),
+                    models.CharField(
+                        help_text="The admin, or a command.",
+                        max_length=20,
+                        verbose_name="by way of",
+                    ),
                 ),
                 (
                     "action",
@@ -54,12 +74,24 @@ class Migration(migrations.Migration):
                 (
                     "policy",
                     models.CharField(
-                        blank=True, help_text="Empty for all policies.", max_length=100, verbose_name="policy"
+                        blank=True,
+                        help_text="Empty for all policies.",
+                        max_length=100,
+                        verbose_name="policy",
                     ),
                 ),
-                ("amount", models.CharField(blank=True, max_length=30, verbose_name="amount")),
-                ("until", models.DateTimeField(blank=True, null=True, verbose_name="until")),
-                ("reason", models.CharField(blank=True, max_length=200, verbose_name="reason")),
+                (
+                    "amount",
+                    models.CharField(blank=True, max_length=30, verbose_name="amount"),
+                ),
+                (
+                    "until",
+                    models.DateTimeField(blank=True, null=True, verbose_name="until"),
+                ),
+                (
+                    "reason",
+                    models.CharField(blank=True, max_length=200, verbose_name="reason"),
+                ),
             ],
             options={
                 "verbose_name": "operator action",
@@ -68,19 +100,32 @@ class Migration(migrations.Migration):
                 "default_permissions": (),
                 "indexes": [
                     models.Index(fields=["-at"], name="rlaas_action_at"),
-                    models.Index(fields=["identity", "-at"], name="rlaas_action_identity"),
+                    models.Index(
+                        fields=["identity", "-at"], name="rlaas_action_identity"
+                    ),
                 ],
             },
         ),
         migrations.CreateModel(
             name="Override",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True,
+                        primary_key=True,
+                        serialize=False,
+                        verbose_name="ID",
+                    ),
+                ),
                 ("identity", models.CharField(max_length=200, verbose_name="identity")),
                 (
                     "policy",
                     models.CharField(
-                        blank=True, help_text="Leave empty for all policies.", max_length=100, verbose_name="policy"
+                        blank=True,
+                        help_text="Leave empty for all policies.",
+                        max_length=100,
+                        verbose_name="policy",
                     ),
                 ),
                 (
@@ -131,10 +176,28 @@ class Migration(migrations.Migration):
                 ),
                 ("until", models.DateTimeField(verbose_name="until")),
                 ("reason", models.CharField(max_length=200, verbose_name="reason")),
-                ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
-                ("created_by", models.CharField(blank=True, max_length=254, verbose_name="created by")),
-                ("ended_at", models.DateTimeField(blank=True, null=True, verbose_name="ended at")),
-                ("ended_by", models.CharField(blank=True, max_length=254, verbose_name="ended by")),
+                (
+                    "created_at",
+                    models.DateTimeField(auto_now_add=True, verbose_name="created at"),
+                ),
+                (
+                    "created_by",
+                    models.CharField(
+                        blank=True, max_length=254, verbose_name="created by"
+                    ),
+                ),
+                (
+                    "ended_at",
+                    models.DateTimeField(
+                        blank=True, null=True, verbose_name="ended at"
+                    ),
+                ),
+                (
+                    "ended_by",
+                    models.CharField(
+                        blank=True, max_length=254, verbose_name="ended by"
+                    ),
+                ),
             ],
             options={
                 "verbose_name": "override",

@@ -23,16 +23,26 @@ NOT_ALLOWED = "User is not allowed"
 
 
 def json_response(content: Any, status: int = 200) -> HttpResponse:
-    return HttpResponse(json.dumps(content, separators=(",", ":")), content_type="application/json", status=status)
+    return HttpResponse(
+        json.dumps(content, separators=(",", ":")),
+        content_type="application/json",
+        status=status,
+    )
 
 
-def decision_response(decision: Decision, caller: Caller, *, as_text: bool) -> HttpResponse:
+def decision_response(
+    decision: Decision, caller: Caller, *, as_text: bool
+) -> HttpResponse:
     """Return the response to a check: 200, 429, or 503 where a policy fails closed."""
     if decision.unavailable:
-        response = unavailable(f"Redis is unavailable, and policy {decision.policy.name!r} fails closed.").response()
+        response = unavailable(
+            f"Redis is unavailable, and policy {decision.policy.name!r} fails closed."
+        ).response()
     elif as_text:
         text = ALLOWED if decision.allowed else NOT_ALLOWED + _try_after(decision)
-        response = HttpResponse(text, content_type="text/plain; charset=utf-8", status=_status(decision))
+        response = HttpResponse(
+            text, content_type="text/plain; charset=utf-8", status=_status(decision)
+        )
     else:
         response = json_response(decision_json(decision, caller), _status(decision))
     return with_headers(response, decision)
@@ -46,13 +56,23 @@ def with_headers(response: HttpResponse, decision: Decision) -> HttpResponse:
     return response
 
 
-def decision_json(decision: Decision, caller: Caller | None = None, *, in_batch: bool = False) -> dict[str, Any]:
+def decision_json(
+    decision: Decision, caller: Caller | None = None, *, in_batch: bool = False
+) -> dict[str, Any]:
     """Return a decision; with its receipt for a caller that may refund. A batch lists policies only if several."""
-    answer = {"allowed": decision.allowed, "policy": decision.policy.name, **_figures(decision)}
+    answer = {
+        "allowed": decision.allowed,
+        "policy": decision.policy.name,
+        **_figures(decision),
+    }
     answer["degraded"] = decision.degraded
     if not in_batch or len(decision.outcomes) > 1:
         answer["outcomes"] = [_outcome_json(outcome) for outcome in decision.outcomes]
-    if caller is not None and "refund" in caller.verbs and (receipt := receipts.write(decision)) is not None:
+    if (
+        caller is not None
+        and "refund" in caller.verbs
+        and (receipt := receipts.write(decision)) is not None
+    ):
         answer["receipt"] = receipt
     return answer
 
@@ -63,7 +83,10 @@ def wants_text(request: HttpRequest) -> bool:
     if form not in (None, "json", "text"):
         raise ProblemError(400, "The format should be 'json' or 'text'.")
     if form is None:
-        return responses.preferred_type(request, ("text/plain", "application/json")) != "application/json"
+        return (
+            responses.preferred_type(request, ("text/plain", "application/json"))
+            != "application/json"
+        )
     return form == "text"
 
 
@@ -74,15 +97,25 @@ def unavailable(detail: str) -> ProblemError:
 def policies_json(caller: Caller) -> dict[str, Any]:
     """Return the policies that a caller may use."""
     config = conf.config()
-    usable = [policy for policy in config.policies.values() if caller.may_use(policy.name)]
+    usable = [
+        policy for policy in config.policies.values() if caller.may_use(policy.name)
+    ]
     return {"policies": [_policy_json(policy, config.algo) for policy in usable]}
 
 
 def info_json() -> dict[str, Any]:
     """Return what runs here."""
-    scripts = [{"name": each.name, "version": each.version, "sha1": each.sha} for each in SCRIPTS]
+    scripts = [
+        {"name": each.name, "version": each.version, "sha1": each.sha}
+        for each in SCRIPTS
+    ]
     named = {"name": "rlaas_django", "version": __version__}
-    return {**named, "defaultAlgorithm": conf.config().algo, "algorithms": [*ALGORITHMS], "scripts": scripts}
+    return {
+        **named,
+        "defaultAlgorithm": conf.config().algo,
+        "algorithms": [*ALGORITHMS],
+        "scripts": scripts,
+    }
 
 
 def _status(decision: Decision) -> int:

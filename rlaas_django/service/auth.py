@@ -31,7 +31,11 @@ def by_token(request: HttpRequest) -> Caller | None:
         raise ProblemError(403, CLOSED)
     caller = _owner(request.META.get("HTTP_AUTHORIZATION", ""))
     if caller is None and service.authenticate is None:
-        raise ProblemError(401, "Send a token of this service: 'Authorization: Bearer <token>'.", CHALLENGE)
+        raise ProblemError(
+            401,
+            "Send a token of this service: 'Authorization: Bearer <token>'.",
+            CHALLENGE,
+        )
     return caller
 
 
@@ -39,19 +43,30 @@ def by_site(request: HttpRequest, verb: str) -> Caller:
     """Return whom the site's own function names."""
     function = _function()
     check_csrf(request, function, verb)
-    return _named((async_to_sync(function) if iscoroutinefunction(function) else function)(request))
+    return _named(
+        (async_to_sync(function) if iscoroutinefunction(function) else function)(
+            request
+        )
+    )
 
 
 async def aby_site(request: HttpRequest, verb: str) -> Caller:
     """As `by_site`, without blocking the event loop."""
     function = _function()
     await in_thread(check_csrf)(request, function, verb)
-    return _named(await (function if iscoroutinefunction(function) else in_thread(function))(request))
+    return _named(
+        await (function if iscoroutinefunction(function) else in_thread(function))(
+            request
+        )
+    )
 
 
 def require_verb(caller: Caller, verb: str) -> None:
     if verb not in caller.verbs:
-        raise ProblemError(403, f"{caller.name!r} may not {verb!r}; it may {', '.join(sorted(caller.verbs))}.")
+        raise ProblemError(
+            403,
+            f"{caller.name!r} may not {verb!r}; it may {', '.join(sorted(caller.verbs))}.",
+        )
 
 
 def check_csrf(request: HttpRequest, function: Callable[..., Any], verb: str) -> None:
@@ -78,7 +93,10 @@ def _owner(header: str) -> Caller | None:
     scheme, _, token = header.partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         return None
-    digest, owner = hashlib.sha256(token.strip().encode("utf-8", "surrogatepass")).hexdigest(), None
+    digest, owner = (
+        hashlib.sha256(token.strip().encode("utf-8", "surrogatepass")).hexdigest(),
+        None,
+    )
     for each, caller in conf.config().service.digests:
         if hmac.compare_digest(each, digest):
             owner = caller
@@ -95,5 +113,7 @@ def _named(caller: Any) -> Caller:
     if caller is None:
         raise ProblemError(401, "This request is not authenticated.", CHALLENGE)
     if not isinstance(caller, Caller):
-        raise TypeError(f"RATE_LIMITER['SERVICE']['AUTHENTICATE'] should return a Caller or None, not {caller!r}.")
+        raise TypeError(
+            f"RATE_LIMITER['SERVICE']['AUTHENTICATE'] should return a Caller or None, not {caller!r}."
+        )
     return caller

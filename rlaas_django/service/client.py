@@ -58,13 +58,19 @@ class Answer:
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> Answer:
         """Return an answer of its JSON."""
-        found = {attribute: body[name] for name, attribute in _NAMES.items() if name in body}
+        found = {
+            attribute: body[name] for name, attribute in _NAMES.items() if name in body
+        }
         if found.get("retry_after", 0.0) is None:
             found["retry_after"] = math.inf
         return cls(**found)
 
 
-_CAMEL_CASE = {"currentCount": "current_count", "retryAfter": "retry_after", "resetAfter": "reset_after"}
+_CAMEL_CASE = {
+    "currentCount": "current_count",
+    "retryAfter": "retry_after",
+    "resetAfter": "reset_after",
+}
 _SAME = ("allowed", "degraded", "policy", "limit", "remaining", "ttl", "receipt")
 _NAMES = {**_CAMEL_CASE, **dict(zip(_SAME, _SAME, strict=True))}
 
@@ -72,11 +78,16 @@ _NAMES = {**_CAMEL_CASE, **dict(zip(_SAME, _SAME, strict=True))}
 class _Calls:
     """The calls of both clients; AsyncClient's return awaitables."""
 
-    def __init__(self, url: str, token: str, *, timeout: float = 0.5, on_failure: str = "open") -> None:
+    def __init__(
+        self, url: str, token: str, *, timeout: float = 0.5, on_failure: str = "open"
+    ) -> None:
         if on_failure not in ("open", "closed"):
             raise ValueError(f"on_failure is 'open' or 'closed', not {on_failure!r}.")
         self.url, self.timeout, self.on_failure = urlsplit(url), timeout, on_failure
-        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        self._headers = {
+            "Authorization": f"Bearer {token}",
+            "Content-Type": "application/json",
+        }
         self._resume_at = 0.0
 
     def check(
@@ -105,8 +116,17 @@ class _Calls:
         """Decide up to 1,000 checks, each as the body of `POST check`; return Answers, a ServiceError in its place."""
 
         def read(body: Any) -> list[Answer | ServiceError]:
-            results = [None] * len(checks) if body is None or "results" not in body else body["results"]
-            return [_error(each["error"]) if each and "error" in each else self._answer(each) for each in results]
+            results = (
+                [None] * len(checks)
+                if body is None or "results" not in body
+                else body["results"]
+            )
+            return [
+                _error(each["error"])
+                if each and "error" in each
+                else self._answer(each)
+                for each in results
+            ]
 
         return self._call("check/batch", {"checks": list(checks)}, read)
 
@@ -134,7 +154,9 @@ class _Calls:
 
     def _failed(self, error: object) -> None:
         self._resume_at = monotonic() + PAUSE
-        logger.warning("The rate limit service at %s is unavailable: %r", self.url.netloc, error)
+        logger.warning(
+            "The rate limit service at %s is unavailable: %r", self.url.netloc, error
+        )
 
     def _body(self, status: int, content_type: str, content: bytes) -> Any:
         """Return the JSON of a response; None where it is none of the service's own answers."""
@@ -145,15 +167,29 @@ class _Calls:
             return None
         problem = json.loads(content)
         if status == 503:
-            return {"allowed": False, "degraded": True, "retryAfter": PAUSE}  # a policy that fails closed
+            return {
+                "allowed": False,
+                "degraded": True,
+                "retryAfter": PAUSE,
+            }  # a policy that fails closed
         if status == 429:  # the caller's own limit
             return None
         raise _error(problem)
 
 
-def _subject(user: Name | None, policy: Any, cost: int, identity: Mapping[str, Name] | None) -> dict[str, Any]:
-    subject: dict[str, Any] = {"userId": user, "identity": identity and dict(identity), "cost": cost}
-    subject |= {"policy": policy} if isinstance(policy, str) else {"policies": policy and list(policy)}
+def _subject(
+    user: Name | None, policy: Any, cost: int, identity: Mapping[str, Name] | None
+) -> dict[str, Any]:
+    subject: dict[str, Any] = {
+        "userId": user,
+        "identity": identity and dict(identity),
+        "cost": cost,
+    }
+    subject |= (
+        {"policy": policy}
+        if isinstance(policy, str)
+        else {"policies": policy and list(policy)}
+    )
     return {name: value for name, value in subject.items() if value is not None}
 
 
@@ -164,7 +200,9 @@ def _error(problem: Mapping[str, Any]) -> ServiceError:
 class Client(_Calls):
     """A client for threads. It keeps connections open, and never sends a request twice."""
 
-    def __init__(self, url: str, token: str, *, timeout: float = 0.5, on_failure: str = "open") -> None:
+    def __init__(
+        self, url: str, token: str, *, timeout: float = 0.5, on_failure: str = "open"
+    ) -> None:
         super().__init__(url, token, timeout=timeout, on_failure=on_failure)
         self._idle: list[http.client.HTTPConnection] = []
         self._pid = os.getpid()
@@ -180,7 +218,12 @@ class Client(_Calls):
         deadline, connection = monotonic() + self.timeout, None
         try:
             connection = self._open_connection(deadline)
-            connection.request("POST", f"{self.url.path.rstrip('/')}/{path}", json.dumps(body), self._headers)
+            connection.request(
+                "POST",
+                f"{self.url.path.rstrip('/')}/{path}",
+                json.dumps(body),
+                self._headers,
+            )
             response = connection.getresponse()
             content = response.read()
         except (OSError, http.client.HTTPException) as error:
@@ -190,19 +233,30 @@ class Client(_Calls):
             return read(None)
         if not response.will_close:
             self._idle.append(connection)
-        return read(self._body(response.status, response.headers.get("Content-Type", ""), content))
+        return read(
+            self._body(
+                response.status, response.headers.get("Content-Type", ""), content
+            )
+        )
 
     def _open_connection(self, deadline: float) -> http.client.HTTPConnection:
         """Return an idle connection that the server has not closed, or a new one."""
         if self._pid != os.getpid():
-            self._idle, self._pid = [], os.getpid()  # those of the parent process are not ours to use
+            self._idle, self._pid = (
+                [],
+                os.getpid(),
+            )  # those of the parent process are not ours to use
         while self._idle:
             connection: Any = self._idle.pop()
             if not select.select([connection.sock.socket], [], [], 0)[0]:
                 connection.sock.deadline = deadline
                 return connection  # type: ignore[no-any-return]
             connection.close()
-        kind = http.client.HTTPSConnection if self.url.scheme == "https" else http.client.HTTPConnection
+        kind = (
+            http.client.HTTPSConnection
+            if self.url.scheme == "https"
+            else http.client.HTTPConnection
+        )
         connection = kind(self.url.hostname or "", self.url.port, timeout=self.timeout)
         connection.connect()
         connection.sock = _DeadlineSocket(connection.sock, deadline)
@@ -253,11 +307,15 @@ class _Reader(io.RawIOBase):
 class AsyncClient(_Calls):
     """A client for one event loop; it needs httpx (the extra `client`)."""
 
-    def __init__(self, url: str, token: str, *, timeout: float = 0.5, on_failure: str = "open") -> None:
+    def __init__(
+        self, url: str, token: str, *, timeout: float = 0.5, on_failure: str = "open"
+    ) -> None:
         import httpx
 
         super().__init__(url, token, timeout=timeout, on_failure=on_failure)
-        self._http = httpx.AsyncClient(base_url=url, headers=self._headers, timeout=timeout)
+        self._http = httpx.AsyncClient(
+            base_url=url, headers=self._headers, timeout=timeout
+        )
         self._errors = (OSError, httpx.HTTPError)  # TimeoutError is an OSError
 
     async def close(self) -> None:
@@ -273,4 +331,10 @@ class AsyncClient(_Calls):
         except self._errors as error:
             self._failed(error)
             return read(None)
-        return read(self._body(response.status_code, response.headers.get("Content-Type", ""), response.content))
+        return read(
+            self._body(
+                response.status_code,
+                response.headers.get("Content-Type", ""),
+                response.content,
+            )
+        )

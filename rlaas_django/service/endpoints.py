@@ -16,17 +16,28 @@ from .. import backend, conf, limiter
 from ..core.callers import Caller
 from ..core.decision import Decision
 from ..core.keys import EncodedIdentity
-from ..core.observers import observe
 from ..http import responses
 from ..http.identity import RequestIdentity
-from ..limiter.compiled import Check
+from ..limiter.policy_set import Check
+from ..runtime.observers import observe
 from . import answers, receipts
 from .answers import decision_json, decision_response, json_response, with_headers
-from .parsing import FIELDS, Subject, parse_subject, read_json, read_subject, require_fields, require_policy, subject_of
+from .parsing import (
+    FIELDS,
+    Subject,
+    parse_subject,
+    read_json,
+    read_subject,
+    require_fields,
+    require_policy,
+    subject_of,
+)
 from .problems import ProblemError
 
 MAX_BATCH = 1_000
-METRICS = "rlaas_django.integrations.prometheus"  # not imported where it is not installed
+METRICS = (
+    "rlaas_django.integrations.prometheus"  # not imported where it is not installed
+)
 
 
 class Operation(NamedTuple):
@@ -45,7 +56,9 @@ def check(request: HttpRequest, caller: Caller) -> Operation:
     def respond(decision: Decision) -> HttpResponse:
         response = decision_response(decision, caller, as_text=as_text)
         response.headers["Vary"] = "Accept"
-        responses.suppress_log(request, response)  # a refusal is a result here, not an error that Django logs
+        responses.suppress_log(
+            request, response
+        )  # a refusal is a result here, not an error that Django logs
         return response
 
     return _check(subject, caller, respond)
@@ -57,7 +70,9 @@ def check_batch(request: HttpRequest, caller: Caller) -> Operation:
     require_fields(body, ("checks",))
     items = body.get("checks")
     if not isinstance(items, list) or len(items) > MAX_BATCH:
-        raise ProblemError(400, f'"checks" should be a list of at most {MAX_BATCH:,} checks.')
+        raise ProblemError(
+            400, f'"checks" should be a list of at most {MAX_BATCH:,} checks.'
+        )
     planned: list[Check | ProblemError] = []
     for item in items:
         try:
@@ -78,7 +93,11 @@ def check_batch(request: HttpRequest, caller: Caller) -> Operation:
             results.append(decision_json(decision, caller, in_batch=True))
         return json_response({"results": results})
 
-    return Operation(partial(limiter.check_each, checks), partial(limiter.acheck_each, checks), respond)
+    return Operation(
+        partial(limiter.check_each, checks),
+        partial(limiter.acheck_each, checks),
+        respond,
+    )
 
 
 def usage(request: HttpRequest, caller: Caller) -> Operation:
@@ -92,7 +111,9 @@ def usage(request: HttpRequest, caller: Caller) -> Operation:
 
     arguments: Any = subject.identity, subject.policy_set
     peek, apeek = partial(limiter.peek, *arguments), partial(limiter.apeek, *arguments)
-    return Operation(partial(peek, cost=subject.cost), partial(apeek, cost=subject.cost), respond)
+    return Operation(
+        partial(peek, cost=subject.cost), partial(apeek, cost=subject.cost), respond
+    )
 
 
 def refund(request: HttpRequest, caller: Caller) -> Operation:
@@ -100,7 +121,11 @@ def refund(request: HttpRequest, caller: Caller) -> Operation:
     body = read_json(request)
     require_fields(body, ("receipt",))
     try:
-        receipt = receipts.read(body["receipt"]) if isinstance(body.get("receipt"), str) else None
+        receipt = (
+            receipts.read(body["receipt"])
+            if isinstance(body.get("receipt"), str)
+            else None
+        )
     except ValueError as error:
         raise ProblemError(400, str(error)) from None
     if receipt is None:
@@ -113,7 +138,9 @@ def refund(request: HttpRequest, caller: Caller) -> Operation:
 
 def reset(request: HttpRequest, caller: Caller) -> Operation:
     """Delete what an identity used."""
-    subject = read_subject(request, caller, [field for field in FIELDS if field != "cost"])
+    subject = read_subject(
+        request, caller, [field for field in FIELDS if field != "cost"]
+    )
     arguments: Any = subject.identity, subject.policy_set.policies
     calls = partial(limiter.reset, *arguments), partial(limiter.areset, *arguments)
     return Operation(*calls, lambda deleted: json_response({"deleted": deleted}))
@@ -128,7 +155,9 @@ def info(*_: Any) -> HttpResponse:
 
 
 def openapi(request: HttpRequest, _: Caller) -> HttpResponse:
-    return json_response({**_openapi(), "servers": [{"url": request.path.removesuffix("/openapi.json")}]})
+    return json_response(
+        {**_openapi(), "servers": [{"url": request.path.removesuffix("/openapi.json")}]}
+    )
 
 
 @cache
@@ -139,7 +168,9 @@ def _openapi() -> dict[str, Any]:
 def metrics(*_: Any) -> Operation:
     """Return the metrics as Prometheus reads them."""
     if not apps.is_installed(METRICS):
-        raise ProblemError(404, f"There are no metrics: add '{METRICS}.Metrics' to INSTALLED_APPS.")
+        raise ProblemError(
+            404, f"There are no metrics: add '{METRICS}.Metrics' to INSTALLED_APPS."
+        )
     exposition = import_string(f"{METRICS}.exposition")
 
     def respond(metrics: tuple[bytes, str]) -> HttpResponse:
@@ -158,9 +189,14 @@ def health(*_: Any) -> Operation:
         reasons = ["Redis is unavailable."] if decision.degraded and not failing else []
         if failing:
             reasons = [f"{failing} of {len(servers)} Redis servers are unavailable."]
-        return json_response({"status": "DOWN" if reasons else "UP", "reasons": reasons}, 503 if reasons else 200)
+        return json_response(
+            {"status": "DOWN" if reasons else "UP", "reasons": reasons},
+            503 if reasons else 200,
+        )
 
-    return Operation(partial(limiter.peek, identity), partial(limiter.apeek, identity), respond)
+    return Operation(
+        partial(limiter.peek, identity), partial(limiter.apeek, identity), respond
+    )
 
 
 class ProxyIdentity(RequestIdentity):
@@ -172,11 +208,20 @@ class ProxyIdentity(RequestIdentity):
     def get(self, key: Any, default: Any = None) -> Any:
         if key in ("user", "ip", "token"):
             named = self.request.headers.get(f"X-RLaaS-{key}") or None
-            return super().get(key) if named is None and key == "ip" and conf.config().proxies else named
+            return (
+                super().get(key)
+                if named is None and key == "ip" and conf.config().proxies
+                else named
+            )
         return super().get(key, default)
 
 
-def forward_auth(request: HttpRequest, caller: Caller, policies: str = "default", path: str | None = None) -> Operation:
+def forward_auth(
+    request: HttpRequest,
+    caller: Caller,
+    policies: str = "default",
+    path: str | None = None,
+) -> Operation:
     """Decide a request that a reverse proxy asks about: 204 or 429, with headers and without a body.
 
     Envoy appends the path of the original request, and takes only a 200 for allowed.
@@ -193,9 +238,13 @@ def forward_auth(request: HttpRequest, caller: Caller, policies: str = "default"
     return _check(subject, caller, respond)
 
 
-def _check(subject: Subject, caller: Caller, respond: Callable[[Decision], HttpResponse]) -> Operation:
+def _check(
+    subject: Subject, caller: Caller, respond: Callable[[Decision], HttpResponse]
+) -> Operation:
     arguments: Any = subject.identity, subject.policy_set
     options: Any = {"cost": subject.cost, "source": caller.source}
     return Operation(
-        partial(limiter.check, *arguments, **options), partial(limiter.acheck, *arguments, **options), respond
+        partial(limiter.check, *arguments, **options),
+        partial(limiter.acheck, *arguments, **options),
+        respond,
     )

@@ -15,7 +15,7 @@ from .. import conf
 from ..core.callers import Caller
 from ..core.keys import Identity
 from ..core.policy import DEFAULT, PolicyError
-from ..limiter.compiled import Check, CompiledPolicySet, compile_policies, plan
+from ..limiter.policy_set import Check, CompiledPolicySet, compile_policies, plan
 from .problems import MAX_ECHO, ProblemError, unknown
 
 MAX_BODY = 1_000_000  # bytes
@@ -46,11 +46,19 @@ class Subject(NamedTuple):
         except ValueError:
             return str(error)
         # Not its text: it has the identity, which may be a credential.
-        keys = sorted({str(policy.key) for policy in self.policy_set.policies if not callable(policy.key)})
+        keys = sorted(
+            {
+                str(policy.key)
+                for policy in self.policy_set.policies
+                if not callable(policy.key)
+            }
+        )
         return f'Name who is checked: give a "userId", or an identity of the kind that is counted ({", ".join(keys)}).'
 
 
-def read_subject(request: HttpRequest, caller: Caller, fields: Collection[str] = FIELDS) -> Subject:
+def read_subject(
+    request: HttpRequest, caller: Caller, fields: Collection[str] = FIELDS
+) -> Subject:
     """Return what a request names: in its query (GET), or in its JSON body."""
     source = read_json(request) if request.method == "POST" else _read_query(request)
     subject = parse_subject(source, caller, fields)
@@ -58,12 +66,22 @@ def read_subject(request: HttpRequest, caller: Caller, fields: Collection[str] =
     return subject
 
 
-def parse_subject(source: Any, caller: Caller, fields: Collection[str] = FIELDS) -> Subject:
+def parse_subject(
+    source: Any, caller: Caller, fields: Collection[str] = FIELDS
+) -> Subject:
     """Return what a JSON object names."""
     require_fields(source, fields)
-    policy_set, cost = _compile(_parse_policies(source), caller), _parse_cost(source.get("cost", 1))
+    policy_set, cost = (
+        _compile(_parse_policies(source), caller),
+        _parse_cost(source.get("cost", 1)),
+    )
     user = source.get("userId")
-    if policy_set.all_by_user and type(user) is str and user and "identity" not in source:
+    if (
+        policy_set.all_by_user
+        and type(user) is str
+        and user
+        and "identity" not in source
+    ):
         return Subject(user, policy_set, cost)  # nearly every one
     return Subject(_parse_identity(source), policy_set, cost)
 
@@ -87,7 +105,10 @@ def require_fields(source: Any, fields: Collection[str]) -> None:
 def read_json(request: HttpRequest) -> Any:
     """Return the body of a request."""
     try:
-        if int(request.META.get("CONTENT_LENGTH") or 0) > MAX_BODY or len(request.body) > MAX_BODY:
+        if (
+            int(request.META.get("CONTENT_LENGTH") or 0) > MAX_BODY
+            or len(request.body) > MAX_BODY
+        ):
             raise ProblemError(413, _TOO_LARGE)
     except RequestDataTooBig:
         raise ProblemError(413, _TOO_LARGE) from None
@@ -95,7 +116,10 @@ def read_json(request: HttpRequest) -> Any:
         raise ProblemError(400, "The body could not be read.") from None
     try:
         return json.loads(request.body, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:  # ValueError: also of a number of thousands of digits
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: also of a number of thousands of digits
         raise ProblemError(400, f"The body is not JSON: {str(error)[:200]}") from None
 
 
@@ -127,14 +151,19 @@ def _read_query(request: HttpRequest) -> dict[str, Any]:
 def _parse_identity(source: dict[str, Any]) -> Identity:
     identity = source.get("identity", {})
     if not isinstance(identity, dict):
-        raise ProblemError(400, 'The field "identity" should be an object: {"user": "42", "ip": "203.0.113.9"}.')
+        raise ProblemError(
+            400,
+            'The field "identity" should be an object: {"user": "42", "ip": "203.0.113.9"}.',
+        )
     if "userId" in source:
         if "user" in identity:
             raise ProblemError(400, 'Give "userId" or "user" in "identity", not both.')
         identity = {"user": source["userId"], **identity}
     for kind, name in identity.items():
         if not _is_kind(kind):
-            raise ProblemError(400, unknown("kind of identity", kind, ("user", "ip", "token")))
+            raise ProblemError(
+                400, unknown("kind of identity", kind, ("user", "ip", "token"))
+            )
         if type(name) not in (str, int) or name == "":
             field = "userId" if kind == "user" and "userId" in source else kind
             raise ProblemError(400, f"{field[:MAX_ECHO]!r} should be {_A_NAME}.")
@@ -144,9 +173,17 @@ def _parse_identity(source: dict[str, Any]) -> Identity:
 def _parse_policies(source: dict[str, Any]) -> list[str]:
     if "policy" in source and "policies" in source:
         raise ProblemError(400, 'Give "policy" or "policies", not both.')
-    names = [source["policy"]] if "policy" in source else source.get("policies", [DEFAULT])
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise ProblemError(400, '"policy" should be the name of a policy, "policies" a list of names.')
+    names = (
+        [source["policy"]] if "policy" in source else source.get("policies", [DEFAULT])
+    )
+    if (
+        not isinstance(names, list)
+        or not names
+        or not all(isinstance(name, str) for name in names)
+    ):
+        raise ProblemError(
+            400, '"policy" should be the name of a policy, "policies" a list of names.'
+        )
     return names
 
 
@@ -154,10 +191,14 @@ def _compile(names: list[str], caller: Caller) -> CompiledPolicySet:
     known = conf.config().policies
     for name in names:
         if name not in known:
-            raise ProblemError(404, unknown("policy", name, filter(caller.may_use, known)))
+            raise ProblemError(
+                404, unknown("policy", name, filter(caller.may_use, known))
+            )
         require_policy(name, caller)
     try:
-        return compile_policies(names[0] if len(names) == 1 else list(dict.fromkeys(names)))
+        return compile_policies(
+            names[0] if len(names) == 1 else list(dict.fromkeys(names))
+        )
     except PolicyError as error:  # its rate is a function of a request
         raise ProblemError(400, str(error)) from None
 

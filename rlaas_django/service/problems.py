@@ -18,18 +18,30 @@ MAX_ECHO = 100  # characters of a client's text in a message
 class ProblemError(Exception):
     """A request that is answered by a problem; nothing was charged for it."""
 
-    def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int, detail: str, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(detail)
         self.status, self.detail, self.headers = status, detail, headers or {}
 
     def members(self) -> dict[str, Any]:
         """Return the members of the JSON."""
         title = HTTPStatus(self.status).phrase
-        return {"type": "about:blank", "title": title, "status": self.status, "detail": self.detail}
+        return {
+            "type": "about:blank",
+            "title": title,
+            "status": self.status,
+            "detail": self.detail,
+        }
 
     def response(self) -> HttpResponse:
         body = json.dumps(self.members())
-        return HttpResponse(body, content_type=PROBLEM_JSON, status=self.status, headers=dict(self.headers))
+        return HttpResponse(
+            body,
+            content_type=PROBLEM_JSON,
+            status=self.status,
+            headers=dict(self.headers),
+        )
 
 
 def unknown(kind: str, word: object, known: Any) -> str:

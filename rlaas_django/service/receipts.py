@@ -14,14 +14,16 @@ from .. import backend
 from ..backend import Call
 from ..core.decision import Decision
 from ..core.keys import parse_counter_key
-from ..limiter.compiled import Check
-from ..limiter.refunds import CHARGE_SIZE, charges, is_refunded, refund_call, total
+from ..limiter.adjusting import CHARGE_SIZE, charges, is_refunded, refund_call, total
+from ..limiter.policy_set import Check
 
 MARKER_PREFIX = "rlaas:refunded:"
 MAX_LENGTH = 65_536  # of a receipt; one has up to 600 characters per policy
 _SALT = "rlaas_django.receipt"
 
-Charges = tuple[list[str], list[Any]]  # of the counters in one slot: their keys, and the arguments of their refund
+Charges = tuple[
+    list[str], list[Any]
+]  # of the counters in one slot: their keys, and the arguments of their refund
 
 
 class Receipt(NamedTuple):
@@ -34,7 +36,11 @@ class Receipt(NamedTuple):
 def write(decision: Decision) -> str | None:
     """Return the receipt of what a decision charged in Redis; None when it charged nothing there."""
     # What this process counted by itself, no other can refund.
-    of_redis = [charges(*receipt) for receipt in decision.receipts if isinstance(receipt[0], Check)]
+    of_redis = [
+        charges(*receipt)
+        for receipt in decision.receipts
+        if isinstance(receipt[0], Check)
+    ]
     charged = [each for each in of_redis if each[0]]
     return Signer(salt=_SALT).sign_object(charged) if charged else None
 
@@ -47,24 +53,37 @@ def read(text: str) -> Receipt:
         charged: list[Charges] = Signer(salt=_SALT).unsign_object(text)
     except (BadSignature, ValueError):
         raise ValueError("This is not a receipt of a check.") from None
-    policies = [(parse_counter_key(key) or ("",))[0] for keys, _ in charged for key in keys]
+    policies = [
+        (parse_counter_key(key) or ("",))[0] for keys, _ in charged for key in keys
+    ]
     return Receipt(frozenset(policies), charged)
 
 
 def refund(receipt: Receipt) -> bool:
     """Refund a receipt, once; return False when there is nothing (more) to refund."""
-    return is_refunded(total(backend.execute_each(backend.topology(), _calls(receipt)), receipt.policies))
+    return is_refunded(
+        total(
+            backend.execute_each(backend.topology(), _calls(receipt)), receipt.policies
+        )
+    )
 
 
 async def arefund(receipt: Receipt) -> bool:
     """As `refund`, natively async."""
-    return is_refunded(total(await backend.aexecute_each(backend.topology(), _calls(receipt)), receipt.policies))
+    return is_refunded(
+        total(
+            await backend.aexecute_each(backend.topology(), _calls(receipt)),
+            receipt.policies,
+        )
+    )
 
 
 def _calls(receipt: Receipt) -> list[Call]:
     """Return the refund of each slot, which its marker allows once: also to two callers at the same time."""
     return [
-        refund_call([*keys, _marker(keys[0], words[0])], [*words, _marker_ttl(words[2:])])
+        refund_call(
+            [*keys, _marker(keys[0], words[0])], [*words, _marker_ttl(words[2:])]
+        )
         for keys, words in receipt.charges
     ]
 

@@ -14,7 +14,14 @@ app_name = "rlaas_service"
 
 
 GET, POST, EITHER = ("GET",), ("POST",), ("GET", "POST")
-FORWARDED = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # of the original request, where a proxy keeps it
+FORWARDED = (
+    "GET",
+    "POST",
+    "PUT",
+    "PATCH",
+    "DELETE",
+    "OPTIONS",
+)  # of the original request, where a proxy keeps it
 
 
 class _Route(URLPattern):
@@ -25,7 +32,9 @@ class _Route(URLPattern):
     """
 
     def __init__(self, pattern: URLPattern, endpoint: Endpoint) -> None:
-        super().__init__(pattern.pattern, pattern.callback, pattern.default_args, pattern.name)
+        super().__init__(
+            pattern.pattern, pattern.callback, pattern.default_args, pattern.name
+        )
         self.async_view = async_view(endpoint)
 
     def resolve(self, path: str) -> ResolverMatch | None:
@@ -49,7 +58,9 @@ def _route(route: str, name: str, endpoint: Endpoint, make: Any = path) -> _Rout
 
 urlpatterns = [
     _route("check", "check", Endpoint(endpoints.check, EITHER, "check")),
-    _route("check/batch", "check-batch", Endpoint(endpoints.check_batch, POST, "check")),
+    _route(
+        "check/batch", "check-batch", Endpoint(endpoints.check_batch, POST, "check")
+    ),
     _route("usage", "usage", Endpoint(endpoints.usage, EITHER, "usage")),
     _route("refund", "refund", Endpoint(endpoints.refund, POST, "refund")),
     _route("reset", "reset", Endpoint(endpoints.reset, POST, "reset")),

@@ -32,7 +32,9 @@ class Endpoint(NamedTuple):
     def require_method(self, request: HttpRequest) -> None:
         allowed = (*self.methods, "HEAD") if "GET" in self.methods else self.methods
         if request.method not in allowed:
-            raise ProblemError(405, f"Use {' or '.join(self.methods)}.", {"Allow": ", ".join(allowed)})
+            raise ProblemError(
+                405, f"Use {' or '.join(self.methods)}.", {"Allow": ", ".join(allowed)}
+            )
 
 
 def sync_view(endpoint: Endpoint) -> Callable[..., HttpResponse]:
@@ -49,11 +51,17 @@ def sync_view(endpoint: Endpoint) -> Callable[..., HttpResponse]:
                 caller = auth.by_token(request) or auth.by_site(request, endpoint.verb)
                 auth.require_verb(caller, endpoint.verb)
             if caller.limit is not None:
-                decision = limiter.check(caller.name, caller.limit, source=caller.source)
+                decision = limiter.check(
+                    caller.name, caller.limit, source=caller.source
+                )
                 if not decision.allowed:
                     return _own_refusal(decision)
             operation = endpoint.prepare(request, caller, **kwargs)
-            return _finish(operation if isinstance(operation, HttpResponse) else operation.respond(operation.call()))
+            return _finish(
+                operation
+                if isinstance(operation, HttpResponse)
+                else operation.respond(operation.call())
+            )
         except (ProblemError, UnavailableError) as error:
             return _finish(_problem(error))
 
@@ -71,15 +79,21 @@ def async_view(endpoint: Endpoint) -> Callable[..., Awaitable[HttpResponse]]:
             endpoint.require_method(request)
             caller = ANYBODY
             if endpoint.verb is not None:
-                caller = auth.by_token(request) or await auth.aby_site(request, endpoint.verb)
+                caller = auth.by_token(request) or await auth.aby_site(
+                    request, endpoint.verb
+                )
                 auth.require_verb(caller, endpoint.verb)
             if caller.limit is not None:
-                decision = await limiter.acheck(caller.name, caller.limit, source=caller.source)
+                decision = await limiter.acheck(
+                    caller.name, caller.limit, source=caller.source
+                )
                 if not decision.allowed:
                     return _own_refusal(decision)
             operation = endpoint.prepare(request, caller, **kwargs)
             return _finish(
-                operation if isinstance(operation, HttpResponse) else operation.respond(await operation.acall())
+                operation
+                if isinstance(operation, HttpResponse)
+                else operation.respond(await operation.acall())
             )
         except (ProblemError, UnavailableError) as error:
             return _finish(_problem(error))
@@ -89,19 +103,30 @@ def async_view(endpoint: Endpoint) -> Callable[..., Awaitable[HttpResponse]]:
 
 def _own_refusal(decision: Decision) -> HttpResponse:
     """Return the response to a caller that is over its own limit."""
-    problem = ProblemError(429, f"This caller is over its own limit, {decision.policy.name!r}; nothing was checked.")
+    problem = ProblemError(
+        429,
+        f"This caller is over its own limit, {decision.policy.name!r}; nothing was checked.",
+    )
     if decision.unavailable:
-        problem = unavailable(f"Redis is unavailable, and policy {decision.policy.name!r} fails closed.")
+        problem = unavailable(
+            f"Redis is unavailable, and policy {decision.policy.name!r} fails closed."
+        )
     return _finish(with_headers(problem.response(), decision))
 
 
 def _problem(error: ProblemError | UnavailableError) -> HttpResponse:
-    problem = unavailable("Redis is unavailable.") if isinstance(error, UnavailableError) else error
+    problem = (
+        unavailable("Redis is unavailable.")
+        if isinstance(error, UnavailableError)
+        else error
+    )
     return problem.response()
 
 
 def _finish(response: HttpResponse) -> HttpResponse:
     response.headers["Cache-Control"] = "no-store"
     if response.status_code != 204:
-        response.headers["Content-Length"] = str(len(response.content))  # or servers send it in chunks
+        response.headers["Content-Length"] = str(
+            len(response.content)
+        )  # or servers send it in chunks
     return response

@@ -11,8 +11,8 @@ from collections import deque
 from typing import Any
 
 from ..core.decision import Decision
-from ..core.observers import Observation
-from ..limiter.compiled import ReplyDecision
+from ..limiter.policy_set import ReplyDecision
+from ..runtime.observers import Observation
 from . import background, recorder
 from .schema import WATCH_PERCENT
 
@@ -30,13 +30,19 @@ def count(decision: Decision, observation: Observation | None = None) -> bool:
     queue: deque[Any] = recorder.pending
     entry: tuple[Any, ...] = now, observation
     if isinstance(decision, ReplyDecision) and decision.passes_below(WATCH_PERCENT):
-        queue, entry = recorder.uneventful, (now, decision.check.policy_set, decision.check.identities)
+        queue, entry = (
+            recorder.uneventful,
+            (now, decision.check.policy_set, decision.check.identities),
+        )
     elif observation is None:
         return False
     if len(queue) == queue.maxlen:
         recorder.dropped += 1
     queue.append(entry)
     state = background.state
-    if state.pid != os.getpid() or time.monotonic() - state.last_round > background.STALLED_AFTER:
+    if (
+        state.pid != os.getpid()
+        or time.monotonic() - state.last_round > background.STALLED_AFTER
+    ):
         background.wake()
     return True

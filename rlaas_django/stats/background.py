@@ -17,12 +17,14 @@ from collections.abc import Callable
 from django.apps import apps
 from django.db import connections
 
-from .. import backend, log
-from ..core import process
+from .. import backend
 from ..limiter import networks, overrides
+from ..runtime import log, process
 from . import recorder
 
-INTERVAL = 0.8  # seconds between rounds; a round takes time too, and a second is promised
+INTERVAL = (
+    0.8  # seconds between rounds; a round takes time too, and a second is promised
+)
 STALLED_AFTER = 5.0  # seconds without a round
 RESTORE_INTERVAL = 30.0  # seconds between two restores, and between two comparisons of all overrides with Redis
 NO_DATABASE = "django.db.backends.dummy"  # what Django makes of DATABASES = {}
@@ -39,7 +41,9 @@ class State:
         """Start over: the thread is not inherited by a fork, and the locks may be held by a thread of the parent."""
         self.start_lock = threading.Lock()
         self.round_lock = threading.Lock()
-        self.pid: int | None = None  # compared on each request: a server written in C may fork without Python's hooks
+        self.pid: int | None = (
+            None  # compared on each request: a server written in C may fork without Python's hooks
+        )
         self.thread: threading.Thread | None = None
         self.last_round = 0.0
         self.next_restore = self.next_comparison = 0.0
@@ -70,18 +74,26 @@ def restore_lost_overrides() -> None:
     was unavailable when they were set or ended.
     """
     now = time.monotonic()
-    if now < min(state.next_restore, state.next_comparison) or not apps.is_installed("rlaas_django"):
+    if now < min(state.next_restore, state.next_comparison) or not apps.is_installed(
+        "rlaas_django"
+    ):
         return
     if all(each["ENGINE"] == NO_DATABASE for each in connections.settings.values()):
         return
-    is_lost = overrides.is_lost()  # raises while Redis is unavailable: then the comparison stays due
+    is_lost = (
+        overrides.is_lost()
+    )  # raises while Redis is unavailable: then the comparison stays due
     from ..models import Override  # models need the app registry
 
     if is_lost and now >= state.next_restore:
         state.next_restore = now + RESTORE_INTERVAL
         Override.restore()
     if now >= state.next_comparison:
-        after, state.compared, state.next_comparison = state.compared, "", now + RESTORE_INTERVAL
+        after, state.compared, state.next_comparison = (
+            state.compared,
+            "",
+            now + RESTORE_INTERVAL,
+        )
         state.compared = Override.publish_missing(after)
         if state.compared:  # more of them in the next round
             state.next_comparison = now
@@ -100,7 +112,9 @@ def _run_jobs(jobs: list[Callable[[], object]], wait: float = 0) -> None:
                 pass  # its circuit breaker has logged it
             except Exception as error:  # noqa: BLE001
                 name = f"{job.__module__.rpartition('.')[2]}.{job.__name__}"
-                log.error("Background job %s failed: %s", name, log.escaped(repr(error)))
+                log.error(
+                    "Background job %s failed: %s", name, log.escaped(repr(error))
+                )
     finally:
         state.last_round = time.monotonic()
         lock.release()
@@ -122,15 +136,21 @@ def _start() -> None:
         # As late as possible: what is registered last runs first, before any teardown.
         atexit.register(_run_jobs, [recorder.flush], EXIT_TIMEOUT)
         state.thread = threading.Thread(target=_loop, name="rlaas_django", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no more threads can be started: requests flush instead
+        with contextlib.suppress(
+            RuntimeError
+        ):  # no more threads can be started: requests flush instead
             state.thread.start()
 
 
 def _loop() -> None:
-    _run_jobs([networks.refresh])  # at once: overrides of networks are in force within a second
+    _run_jobs(
+        [networks.refresh]
+    )  # at once: overrides of networks are in force within a second
     while True:
         time.sleep(INTERVAL)
-        if state.thread is not threading.current_thread():  # the state was reset, and has a thread of its own
+        if (
+            state.thread is not threading.current_thread()
+        ):  # the state was reset, and has a thread of its own
             return
         run()
         connections.close_all()  # the database connections of this thread, which restoring may have opened

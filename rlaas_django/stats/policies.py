@@ -17,8 +17,8 @@ from typing import Any
 
 from .. import backend, conf
 from ..backend.scripts import RECORD
-from ..core import process, registry
 from ..core.policy import Policy, PolicyError, Rate, is_key
+from ..runtime import process, registry
 from .schema import DAY, HOUR, as_pairs, as_text
 
 POLICIES_KEY = "rlaas:policies"
@@ -47,8 +47,12 @@ class Definitions:
     def reset(self) -> None:
         self._policies: dict[str, Policy] = {}
         self._rates: dict[tuple[str, str], Rate] = {}  # by policy and identity
-        self._fixed: set[str] = set()  # as `names_with_fixed_rate()` had it when this flush began
-        self._written: dict[Any, tuple[object, float]] = {}  # what, and until when it need not be written
+        self._fixed: set[str] = (
+            set()
+        )  # as `names_with_fixed_rate()` had it when this flush began
+        self._written: dict[
+            Any, tuple[object, float]
+        ] = {}  # what, and until when it need not be written
 
     def note(self, policy: Policy, identity: str) -> None:
         """Note a policy that decided, and its rate for an identity if it is not fixed."""
@@ -72,12 +76,20 @@ class Definitions:
                 fields += [name, definition]
         if fields:
             call = backend.script_call(
-                RECORD, (POLICIES_KEY,), (0, "fields", POLICIES_TTL, MAX_POLICIES, len(fields), *fields)
+                RECORD,
+                (POLICIES_KEY,),
+                (0, "fields", POLICIES_TTL, MAX_POLICIES, len(fields), *fields),
             )
             backend.execute(backend.topology(), call)
         backend.run_commands(
             [
-                ("SET", limit_key(*pair), f"{rate.limit}/{rate.window}", "EX", MINIMUM_TTL + 2 * rate.window)
+                (
+                    "SET",
+                    limit_key(*pair),
+                    f"{rate.limit}/{rate.window}",
+                    "EX",
+                    MINIMUM_TTL + 2 * rate.window,
+                )
                 for pair, rate in rates.items()
                 if self._is_due(pair, rate, (MINIMUM_TTL + rate.window) // 2)
             ]
@@ -102,7 +114,9 @@ process.on_fork(definitions.reset)
 def of_this_process() -> dict[str, Policy]:
     """Return the policies of the settings and of decorated views in this process, by name."""
     found = dict(conf.config().policies)
-    for policy in (policy for view in registry.limited_views() for policy in view.policies):
+    for policy in (
+        policy for view in registry.limited_views() for policy in view.policies
+    ):
         if isinstance(policy, Policy):
             found.setdefault(policy.name, policy)
     return found
@@ -110,7 +124,11 @@ def of_this_process() -> dict[str, Policy]:
 
 def names_with_fixed_rate() -> set[str]:
     """Return the names of the policies of this process whose rate is no function."""
-    return {name for name, policy in of_this_process().items() if isinstance(policy.rate, Rate)}
+    return {
+        name
+        for name, policy in of_this_process().items()
+        if isinstance(policy.rate, Rate)
+    }
 
 
 def all_policies() -> dict[str, Policy]:
@@ -121,7 +139,10 @@ def all_policies() -> dict[str, Policy]:
     except backend.UnavailableError:
         return found
     for name, definition in as_pairs(reply):
-        if name not in found and (policy := _read(name, as_text(definition))) is not None:
+        if (
+            name not in found
+            and (policy := _read(name, as_text(definition))) is not None
+        ):
             found[name] = policy
     return found
 
@@ -132,13 +153,23 @@ def with_decided_rates(pairs: Iterable[tuple[Policy, str]]) -> list[tuple[Policy
     A pair whose rate is not known is left out: nothing was decided about it lately.
     """
     wanted, local, found = list(pairs), names_with_fixed_rate(), []
-    asked = [(policy.name, identity) for policy, identity in wanted if policy.name not in local]
+    asked = [
+        (policy.name, identity)
+        for policy, identity in wanted
+        if policy.name not in local
+    ]
     replies = backend.run_commands([("GET", limit_key(*pair)) for pair in asked])
-    rates = {pair: as_text(reply) for pair, reply in zip(asked, replies, strict=True) if reply}
+    rates = {
+        pair: as_text(reply)
+        for pair, reply in zip(asked, replies, strict=True)
+        if reply
+    }
     for policy, identity in wanted:
         if rate := rates.get((policy.name, identity)):
             limit, _, window = rate.partition("/")
-            found.append((replace(policy, rate=Rate(int(limit), int(window))), identity))
+            found.append(
+                (replace(policy, rate=Rate(int(limit), int(window))), identity)
+            )
         elif isinstance(policy.rate, Rate):
             found.append((policy, identity))
     return found

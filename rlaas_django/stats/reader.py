@@ -51,13 +51,21 @@ def hours(policies: Iterable[str], days: int = 7) -> dict[str, list[Counts]]:
 
 
 def _series(
-    names: Sequence[str], key: Callable[[str, int], str], span: int, step: int, number: int
+    names: Sequence[str],
+    key: Callable[[str, int], str],
+    span: int,
+    step: int,
+    number: int,
 ) -> dict[str, list[Counts]]:
     """Return the last `number` steps; each key has those of one span. Spans and steps are in seconds."""
     end = int(time.time()) // step * step
     starts = range(end - (number - 1) * step, end + step, step)
     spans = range(starts[0] // span, end // span + 1)
-    replies = iter(backend.run_commands([("HGETALL", key(name, each)) for name in names for each in spans]))
+    replies = iter(
+        backend.run_commands(
+            [("HGETALL", key(name, each)) for name in names for each in spans]
+        )
+    )
     column = {code: 1 + i for i, code in enumerate(CODES.values())}  # of Counts
     series = {}
     for name in names:
@@ -66,9 +74,14 @@ def _series(
             for field, count in as_pairs(next(replies)):
                 position, _, code = field.partition(":")
                 start = each * span + int(position) * step
-                figures = found.get(start) or found.setdefault(start, [start, *([0] * len(column))])
+                figures = found.get(start) or found.setdefault(
+                    start, [start, *([0] * len(column))]
+                )
                 figures[column[code]] = int(count)
-        series[name] = [Counts(*found[start]) if start in found else Counts(start) for start in starts]
+        series[name] = [
+            Counts(*found[start]) if start in found else Counts(start)
+            for start in starts
+        ]
     return series
 
 
@@ -83,20 +96,35 @@ def totals() -> dict[tuple[str, str], int]:
     return found
 
 
-def refusals(policies: Iterable[str] = (SITE,), limit: int = schema.MAX_REFUSALS) -> list[Refusal]:
+def refusals(
+    policies: Iterable[str] = (SITE,), limit: int = schema.MAX_REFUSALS
+) -> list[Refusal]:
     """Return the latest refusals under these policies, or of the site, newest first."""
-    found = [refusal for each in latest_refusals(policies, limit).values() for refusal in each]
+    found = [
+        refusal
+        for each in latest_refusals(policies, limit).values()
+        for refusal in each
+    ]
     return sorted(found, key=lambda refusal: -refusal.at)[:limit]
 
 
-def latest_refusals(policies: Iterable[str], limit: int = 1) -> dict[str, list[Refusal]]:
+def latest_refusals(
+    policies: Iterable[str], limit: int = 1
+) -> dict[str, list[Refusal]]:
     """Return the latest refusals of each policy, newest first."""
     names = list(policies)
-    replies = backend.run_commands([("LRANGE", schema.refusals_key(name), 0, limit - 1) for name in names])
-    return {name: [Refusal(**json.loads(line)) for line in lines] for name, lines in zip(names, replies, strict=True)}
+    replies = backend.run_commands(
+        [("LRANGE", schema.refusals_key(name), 0, limit - 1) for name in names]
+    )
+    return {
+        name: [Refusal(**json.loads(line)) for line in lines]
+        for name, lines in zip(names, replies, strict=True)
+    }
 
 
-def watched(policy: str | None = None, limit: int = schema.MAX_IDENTITIES) -> list[tuple[str, str, int]]:
+def watched(
+    policy: str | None = None, limit: int = schema.MAX_IDENTITIES
+) -> list[tuple[str, str, int]]:
     """Return (policy, identity, percent of the limit used) for this hour and the last, the highest first.
 
     The percentage is the one of the latest of the two hours; a refused request counts one percent more.
@@ -104,7 +132,9 @@ def watched(policy: str | None = None, limit: int = schema.MAX_IDENTITIES) -> li
     hour = int(time.time()) // HOUR
     name = policy or SITE
     levels: dict[str, float] = {}
-    for found in _ranked([schema.watch_key(name, hour - 1), schema.watch_key(name, hour)], limit):
+    for found in _ranked(
+        [schema.watch_key(name, hour - 1), schema.watch_key(name, hour)], limit
+    ):
         levels |= found  # the later hour overwrites the earlier
     ranked = sorted(levels.items(), key=lambda item: -item[1])[:limit]
     if policy is not None:
@@ -120,11 +150,17 @@ def _split(member: str) -> tuple[str, str]:
 def most_refused(limit: int = 10) -> tuple[dict[str, int], dict[str, int]]:
     """Return the identities, and the paths or sources, with the most refusals today, the most first."""
     day = int(time.time()) // DAY
-    identities, paths = _ranked([schema.refused_key(SITE, day), schema.paths_key(day)], limit)
-    return {each: int(number) for each, number in identities.items()}, {each: int(n) for each, n in paths.items()}
+    identities, paths = _ranked(
+        [schema.refused_key(SITE, day), schema.paths_key(day)], limit
+    )
+    return {each: int(number) for each, number in identities.items()}, {
+        each: int(n) for each, n in paths.items()
+    }
 
 
-def refused_identities(policies: Iterable[str], limit: int = schema.MAX_IDENTITIES) -> dict[str, dict[str, int]]:
+def refused_identities(
+    policies: Iterable[str], limit: int = schema.MAX_IDENTITIES
+) -> dict[str, dict[str, int]]:
     """Return the identities that were over the limit of each policy today, with how often, the most first."""
     names, day = list(policies), int(time.time()) // DAY
     ranked = _ranked([schema.refused_key(name, day) for name in names], limit)
@@ -137,11 +173,23 @@ def refused_identities(policies: Iterable[str], limit: int = schema.MAX_IDENTITI
 def refused_today(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
     """Return how often each pair of policy and identity was over the limit today; 0 beyond the 1,000 with the most."""
     wanted, day = list(pairs), int(time.time()) // DAY
-    replies = backend.run_commands([("ZSCORE", schema.refused_key(name, day), identity) for name, identity in wanted])
-    return {pair: int(float(score or 0)) for pair, score in zip(wanted, replies, strict=True)}
+    replies = backend.run_commands(
+        [
+            ("ZSCORE", schema.refused_key(name, day), identity)
+            for name, identity in wanted
+        ]
+    )
+    return {
+        pair: int(float(score or 0))
+        for pair, score in zip(wanted, replies, strict=True)
+    }
 
 
 def _ranked(keys: Sequence[str], limit: int) -> list[dict[str, float]]:
     """Return the members and scores of ZSETs, the highest `limit` of each, the highest first."""
-    replies = backend.run_commands([("ZREVRANGE", key, 0, limit - 1, "WITHSCORES") for key in keys])
-    return [{member: float(score) for member, score in as_pairs(reply)} for reply in replies]
+    replies = backend.run_commands(
+        [("ZREVRANGE", key, 0, limit - 1, "WITHSCORES") for key in keys]
+    )
+    return [
+        {member: float(score) for member, score in as_pairs(reply)} for reply in replies
+    ]

@@ -14,10 +14,18 @@ from typing import Any
 
 from .. import backend
 from ..backend.scripts import RECORD
-from ..core import process
 from ..core.decision import Outcome
-from ..core.observers import ALLOWED, DEGRADED, OVER, REFUSED, REQUEST, Observation, overall
-from ..limiter.compiled import CompiledPolicySet
+from ..limiter.policy_set import CompiledPolicySet
+from ..runtime import process
+from ..runtime.observers import (
+    ALLOWED,
+    DEGRADED,
+    OVER,
+    REFUSED,
+    REQUEST,
+    Observation,
+    overall,
+)
 from . import schema
 from .policies import definitions
 from .schema import CODES, DAY, HOUR, MINUTE, SITE, UNLOGGED, Refusal
@@ -26,14 +34,18 @@ from .user_agents import classify
 Results = list[tuple[Outcome, str]]  # of an observation, by policy
 
 MAX_PENDING = 20_000  # the oldest are dropped beyond
-REFUSALS_PER_FLUSH = 50  # per policy and process; refusals beyond are counted, and not listed
+REFUSALS_PER_FLUSH = (
+    50  # per policy and process; refusals beyond are counted, and not listed
+)
 
 
 # The observations of this process that are not yet written, with their time; a forked child leaves them to its parent.
 pending: deque[tuple[float, Observation]] = deque(maxlen=MAX_PENDING)
 # Of nearly all, which are allowed and far from every limit, only what is counted: the policies, and whom they count. To
 # keep the whole and to add it up later took four times as long (67,000 instructions, more than the decision itself).
-uneventful: deque[tuple[float, CompiledPolicySet, tuple[str, ...]]] = deque(maxlen=MAX_PENDING)
+uneventful: deque[tuple[float, CompiledPolicySet, tuple[str, ...]]] = deque(
+    maxlen=MAX_PENDING
+)
 dropped = 0  # observations of this process that were not written
 
 
@@ -52,16 +64,22 @@ def flush() -> None:
     """Write the pending observations to Redis; they stay pending while Redis is unavailable."""
     global dropped
     if pending or uneventful:
-        backend.run_commands([("EXISTS", schema.refusals_key(SITE))])  # raises while Redis is unavailable
+        backend.run_commands(
+            [("EXISTS", schema.refusals_key(SITE))]
+        )  # raises while Redis is unavailable
     tallies: dict[str, Tally] = defaultdict(Tally)  # by policy
-    add_pending(tallies)  # first: MAX_LIMITS rates are noted per flush, and operators look at those near a limit
+    add_pending(
+        tallies
+    )  # first: MAX_LIMITS rates are noted per flush, and operators look at those near a limit
     add_uneventful(tallies)
     failed = 0  # most observations in one tally; others are in several
     for name, tally in tallies.items():
         try:
             # One after the other: decisions need not wait until the server has written all of them.
             backend.execute(backend.topology(), tally.call(name))
-        except backend.UnavailableError:  # one shard of a Cluster may be, or the server has no room
+        except (
+            backend.UnavailableError
+        ):  # one shard of a Cluster may be, or the server has no room
             failed = max(failed, tally.observed)
     dropped += failed
     with contextlib.suppress(backend.UnavailableError):
@@ -72,17 +90,25 @@ class Tally:
     """What is to be added to the keys of one policy, or of the site: thousands of observations in one call."""
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[int, str]] = Counter()  # by minute since the epoch, and result
+        self.counts: Counter[tuple[int, str]] = (
+            Counter()
+        )  # by minute since the epoch, and result
         self.refused: dict[int, Counter[str]] = defaultdict(Counter)  # day -> identity
-        self.paths: dict[int, Counter[str]] = defaultdict(Counter)  # day -> path; of the site only
-        self.watched: dict[int, dict[str, float]] = defaultdict(dict)  # hour -> identity -> percent
+        self.paths: dict[int, Counter[str]] = defaultdict(
+            Counter
+        )  # day -> path; of the site only
+        self.watched: dict[int, dict[str, float]] = defaultdict(
+            dict
+        )  # hour -> identity -> percent
         self.totals: Counter[str] = Counter()  # by policy and result; of the site only
         self.lines: list[str] = []  # refusals as JSON
 
     @property
     def observed(self) -> int:
         """How many observations are counted here."""
-        return sum(number for (_, result), number in self.counts.items() if result != UNLOGGED)
+        return sum(
+            number for (_, result), number in self.counts.items() if result != UNLOGGED
+        )
 
     def log(self, minute: int, line: Callable[[], str], number: int) -> None:
         """List a refusal, or count so many as unlogged where there is no more room."""
@@ -107,26 +133,73 @@ class Tally:
         keys: list[str] = []
         words: list[Any] = [0]
 
-        def add(key: str, kind: str, ttl: int, most: int, values: Iterable[Any]) -> None:
+        def add(
+            key: str, kind: str, ttl: int, most: int, values: Iterable[Any]
+        ) -> None:
             keys.append(key)
             found = [*values]
             words.extend((kind, ttl, most, len(found), *found))
 
         for hour, fields in minutes.items():
-            add(schema.minutes_key(name, hour), "counts", schema.MINUTES_TTL, 0, chain(*fields.items()))
+            add(
+                schema.minutes_key(name, hour),
+                "counts",
+                schema.MINUTES_TTL,
+                0,
+                chain(*fields.items()),
+            )
         for day, fields in hours.items():
-            add(schema.hours_key(name, day), "counts", schema.HOURS_TTL, 0, chain(*fields.items()))
+            add(
+                schema.hours_key(name, day),
+                "counts",
+                schema.HOURS_TTL,
+                0,
+                chain(*fields.items()),
+            )
         if self.totals:
-            add(schema.totals_key(), "counts", schema.TOTALS_TTL, 0, chain(*self.totals.items()))
+            add(
+                schema.totals_key(),
+                "counts",
+                schema.TOTALS_TTL,
+                0,
+                chain(*self.totals.items()),
+            )
         for day, refused in self.refused.items():
-            add(schema.refused_key(name, day), "ranks", schema.RANKS_TTL, schema.MAX_IDENTITIES, _highest(refused))
+            add(
+                schema.refused_key(name, day),
+                "ranks",
+                schema.RANKS_TTL,
+                schema.MAX_IDENTITIES,
+                _highest(refused),
+            )
         for day, paths in self.paths.items():
-            add(schema.paths_key(day), "ranks", schema.RANKS_TTL, schema.MAX_IDENTITIES, _highest(paths))
+            add(
+                schema.paths_key(day),
+                "ranks",
+                schema.RANKS_TTL,
+                schema.MAX_IDENTITIES,
+                _highest(paths),
+            )
         for hour, levels in self.watched.items():
-            values = [f"{each:.7f}" if isinstance(each, float) else each for each in _highest(levels)]
-            add(schema.watch_key(name, hour), "levels", schema.WATCH_TTL, schema.MAX_IDENTITIES, values)
+            values = [
+                f"{each:.7f}" if isinstance(each, float) else each
+                for each in _highest(levels)
+            ]
+            add(
+                schema.watch_key(name, hour),
+                "levels",
+                schema.WATCH_TTL,
+                schema.MAX_IDENTITIES,
+                values,
+            )
         if self.lines:
-            add(schema.refusals_key(name), "lines", schema.REFUSALS_TTL, schema.MAX_REFUSALS, self.lines)
+            add(
+                schema.refusals_key(name),
+                "lines",
+                schema.REFUSALS_TTL,
+                schema.MAX_REFUSALS,
+                self.lines,
+            )
         return backend.script_call(RECORD, keys, words)
 
 
@@ -155,9 +228,16 @@ def add_pending(tallies: dict[str, Tally]) -> None:
             at, observation = pending.popleft()
             results = [*observation.results()]
             counted = [
-                (each.policy.name, each.identity, each.limit, each.remaining, result) for each, result in results
+                (each.policy.name, each.identity, each.limit, each.remaining, result)
+                for each, result in results
             ]
-            alike = int(at) // MINUTE, observation.source, observation.path, observation.is_continued, *counted
+            alike = (
+                int(at) // MINUTE,
+                observation.source,
+                observation.path,
+                observation.is_continued,
+                *counted,
+            )
             numbers[alike] += 1
             if numbers[alike] <= REFUSALS_PER_FLUSH:
                 add(tallies, at, observation, results, 1)
@@ -167,7 +247,13 @@ def add_pending(tallies: dict[str, Tally]) -> None:
         add(tallies, at, observation, results, numbers[alike] - REFUSALS_PER_FLUSH)
 
 
-def add(tallies: dict[str, Tally], at: float, observation: Observation, results: Results, number: int) -> None:
+def add(
+    tallies: dict[str, Tally],
+    at: float,
+    observation: Observation,
+    results: Results,
+    number: int,
+) -> None:
     """Count so many observations under each of their policies, and for the site."""
     minute, day, site = int(at) // MINUTE, int(at) // DAY, tallies[SITE]
     refused: set[str] = set()  # identities
@@ -197,14 +283,20 @@ def add(tallies: dict[str, Tally], at: float, observation: Observation, results:
         site.refused[day][identity] += number
     if refused:
         is_request = observation.source == REQUEST
-        site.paths[day][observation.path if is_request else observation.source] += number
+        site.paths[day][observation.path if is_request else observation.source] += (
+            number
+        )
 
 
 def _highest(numbers: Mapping[str, float]) -> Iterable[Any]:
-    return chain(*sorted(numbers.items(), key=lambda item: -item[1])[: schema.MAX_IDENTITIES])
+    return chain(
+        *sorted(numbers.items(), key=lambda item: -item[1])[: schema.MAX_IDENTITIES]
+    )
 
 
-def _refusal_json(at: float, observation: Observation, outcome: Outcome, *, over: bool) -> str:
+def _refusal_json(
+    at: float, observation: Observation, outcome: Outcome, *, over: bool
+) -> str:
     is_request = observation.source == REQUEST
     refusal = Refusal(
         at=round(at, 3),

@@ -21,14 +21,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.observers import ALLOWED, DEGRADED, OTHER, OVER, REFUSED
+from ..runtime.observers import ALLOWED, DEGRADED, OTHER, OVER, REFUSED
 
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 SITE = "*"
 
 # What stands for a result in the fields of a HASH. Unlogged are the refusals that no line was written for.
 UNLOGGED = "unlogged"
-CODES = {ALLOWED: "a", REFUSED: "r", OTHER: "x", OVER: "o", DEGRADED: "d", UNLOGGED: "u"}
+CODES = {
+    ALLOWED: "a",
+    REFUSED: "r",
+    OTHER: "x",
+    OVER: "o",
+    DEGRADED: "d",
+    UNLOGGED: "u",
+}
 
 MINUTES_TTL = DAY + 2 * HOUR
 HOURS_TTL = 9 * DAY
@@ -57,8 +64,12 @@ class Refusal:
     count: int
     limit: int
     window: int
-    retry_after: float | None  # None: the cost exceeds the limit, so it is never allowed
-    over: bool = False  # over the limit, but not refused: a shadow policy, or block=False
+    retry_after: (
+        float | None
+    )  # None: the cost exceeds the limit, so it is never allowed
+    over: bool = (
+        False  # over the limit, but not refused: a shadow policy, or block=False
+    )
 
 
 def minutes_key(policy: str, hour: int) -> str:

@@ -7,7 +7,6 @@ from django.contrib.auth.admin import UserAdmin
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
-
 from rlaas_django import rate_limit
 from rlaas_django.admin import RateLimitAdmin, RateLimitsOfUser
 from rlaas_django.models import RateLimit

@@ -11,16 +11,16 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.test import Client, RequestFactory, override_settings
 from playwright.sync_api import expect
-
 from rlaas_django import Policy, backend, check, peek
 from rlaas_django.admin import RateLimitsOfUser
-from rlaas_django.core.observers import DEGRADED
 from rlaas_django.models import Override
+from rlaas_django.runtime.observers import DEGRADED
 from rlaas_django.stats import recorder, schema
+
 from tests.browser.admin_fixtures import CSP, PANEL, _open_page, _site, _users, crowd, past, send  # noqa: F401
 from tests.browser.conftest import LOOKS
 from tests.browser.test_demo import CONTRAST
-from tests.internals import identify
+from tests.support.internals import identify
 
 PAGES = {
     "overview": "",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from playwright.sync_api import expect
-
 from rlaas_django.models import Override
+
 from tests.browser.admin_fixtures import PANEL, _open_page, _site, _users, crowd, past, send  # noqa: F401
 from tests.browser.layout import WIDTHS, misplaced
 from tests.browser.test_admin import PAGES, _tomorrow, identity_of

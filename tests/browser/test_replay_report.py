@@ -8,8 +8,8 @@ import random
 import pytest
 from playwright.sync_api import expect
 
-from tests.commands import rlaas
 from tests.conftest import NOW
+from tests.support.commands import rlaas
 
 WIDTHS = (390, 768, 1280)
 

@@ -9,7 +9,6 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
-
 from rlaas_django import Decision, Policy, Rate, RateLimitedRequest, rate_limit, rate_limit_exempt
 
 # A decorated view keeps its own signature.

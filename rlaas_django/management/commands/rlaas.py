@@ -29,7 +29,10 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the subcommands."""
         commands = parser.add_subparsers(
-            dest="command", required=True, metavar="command", parser_class=SubcommandParser
+            dest="command",
+            required=True,
+            metavar="command",
+            parser_class=SubcommandParser,
         )
         for name, subcommand in SUBCOMMANDS.items():
             added = commands.add_parser(
@@ -46,7 +49,9 @@ class Command(BaseCommand):
         """Name the nearest subcommand on a typo."""
         name = argv[2] if len(argv) > 2 else ""
         if name and not name.startswith("-") and name not in SUBCOMMANDS:
-            self.stderr.write(f"There is no subcommand {printable(name)!r}{nearest(name, SUBCOMMANDS)}")
+            self.stderr.write(
+                f"There is no subcommand {printable(name)!r}{nearest(name, SUBCOMMANDS)}"
+            )
             self.stderr.write(f"The subcommands are {', '.join(SUBCOMMANDS)}.")
             sys.exit(2)
         super().run_from_argv(argv)
@@ -54,17 +59,28 @@ class Command(BaseCommand):
     def handle(self, *_: Any, **options: Any) -> None:
         """Run the subcommand, and exit with its code."""
         colours = self.stdout.isatty() or options["force_color"]
-        output = Output(self.stdout, self.stderr, self.style if colours else None, as_json=options["json"])
+        output = Output(
+            self.stdout,
+            self.stderr,
+            self.style if colours else None,
+            as_json=options["json"],
+        )
         try:
-            code = SUBCOMMANDS[options["command"]].run(argparse.Namespace(**options), output)
+            code = SUBCOMMANDS[options["command"]].run(
+                argparse.Namespace(**options), output
+            )
         except backend.UnavailableError as error:
-            raise CommandError(f"Redis is unavailable: {printable(str(error))}") from error
+            raise CommandError(
+                f"Redis is unavailable: {printable(str(error))}"
+            ) from error
         except (ImproperlyConfigured, PolicyError) as error:
             raise CommandError(printable(str(error))) from error
         except KeyboardInterrupt:
             code = INTERRUPTED
         except BrokenPipeError:  # `rlaas top | head -1`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush at exit
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+            )  # for Python's own flush at exit
             code = 1
         if code:
             sys.exit(code)

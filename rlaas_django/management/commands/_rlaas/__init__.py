@@ -13,6 +13,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Protocol
 
+from .... import replay
 from . import (
     block,
     doctor,
@@ -23,7 +24,6 @@ from . import (
     overrides,
     plan,
     policies,
-    replay,
     reset,
     restore,
     scripts,

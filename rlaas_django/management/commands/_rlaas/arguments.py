@@ -6,10 +6,10 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError
 from datetime import timedelta
 
-from .... import usage
 from ....core.keys import EncodedIdentity
 from ....core.policy import Policy, PolicyError, nearest
-from ....labels import resolve
+from ....operators import usage
+from ....operators.identities import resolve
 
 _DURATION = re.compile(r"(\d{1,6})(m|min|h|d|w)")
 _UNITS = {"m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -19,7 +19,8 @@ LONGEST = timedelta(days=3650)
 def add_identity(parser: ArgumentParser) -> None:
     """Add who it is about."""
     parser.add_argument(
-        "identity", help="A username or user ID, an IP address, a network (203.0.113.0/24), or an encoded identity."
+        "identity",
+        help="A username or user ID, an IP address, a network (203.0.113.0/24), or an encoded identity.",
     )
 
 
@@ -28,7 +29,9 @@ def add_policy(parser: ArgumentParser, help_text: str) -> None:
 
 
 def add_reason(parser: ArgumentParser, *, required: bool) -> None:
-    parser.add_argument("--reason", default="", required=required, help="Why; it is in the history.")
+    parser.add_argument(
+        "--reason", default="", required=required, help="Why; it is in the history."
+    )
 
 
 def identity_of(text: str) -> EncodedIdentity:
@@ -53,7 +56,9 @@ def duration(text: str) -> timedelta:
     """Parse `30m`, `12h`, `7d` or `2w`."""
     found = _DURATION.fullmatch(text)
     if found is None:
-        raise ArgumentTypeError(f"{text!r} is not a duration; write 30m, 12h, 7d or 2w.")
+        raise ArgumentTypeError(
+            f"{text!r} is not a duration; write 30m, 12h, 7d or 2w."
+        )
     parsed = timedelta(**{_UNITS[found[2]]: int(found[1])})
     if not timedelta() < parsed <= LONGEST:
         raise ArgumentTypeError(f"{text!r} is not between a minute and ten years.")

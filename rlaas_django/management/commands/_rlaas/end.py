@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from .... import operations
 from ....models import Override
+from ....operators import actions as operations
 from .arguments import add_identity, add_policy, add_reason, identity_of
 from .output import Output, Styled
 
@@ -28,11 +28,21 @@ def run(options: Namespace, output: Output) -> int:
         found = found.filter(policy=options.policy)
     ended = list(found)
     for override in ended:
-        operations.end_override(operations.Operator.of_command(), override, options.reason)
+        operations.end_override(
+            operations.Operator.of_command(), override, options.reason
+        )
     if output.as_json:
-        output.json([{"identity": each.identity, "policy": each.policy, "kind": each.kind} for each in ended])
+        output.json(
+            [
+                {"identity": each.identity, "policy": each.policy, "kind": each.kind}
+                for each in ended
+            ]
+        )
     for override in () if output.as_json else ended:
-        output.line(Styled("ended", "SUCCESS"), f": {override} under {override.policy or 'every policy'}.")
+        output.line(
+            Styled("ended", "SUCCESS"),
+            f": {override} under {override.policy or 'every policy'}.",
+        )
     if not ended:
         output.warn(f"{identity} has no active override.")
     return 0 if ended else 1

@@ -8,14 +8,18 @@ from ....models import OperatorAction
 from .arguments import identity_of
 from .output import Output, local
 
-HELP = "List what operators did in the admin and by commands, and why; the latest first."
+HELP = (
+    "List what operators did in the admin and by commands, and why; the latest first."
+)
 EXAMPLE = "manage.py rlaas history 203.0.113.9"
 FIELDS = ("by", "via", "action", "identity", "policy", "amount", "reason")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add whose history, and how much of it."""
-    parser.add_argument("identity", nargs="?", help="Only what was done to this identity.")
+    parser.add_argument(
+        "identity", nargs="?", help="Only what was done to this identity."
+    )
     parser.add_argument("--number", type=int, default=20, help="How many entries; 20.")
 
 
@@ -52,4 +56,16 @@ def run(options: Namespace, output: Output) -> None:
             )
             for action in actions
         ]
-        output.table(("Time", "Operator", "Via", "Action", "Identity", "Policy", "Until", "Reason"), rows)
+        output.table(
+            (
+                "Time",
+                "Operator",
+                "Via",
+                "Action",
+                "Identity",
+                "Policy",
+                "Until",
+                "Reason",
+            ),
+            rows,
+        )

@@ -28,7 +28,9 @@ class Interrupts:
 def one_interrupt() -> Iterator[Interrupts]:
     """Have Ctrl-C interrupt the block once: further ones do not interrupt its `finally` and `with` clauses."""
     interrupts = Interrupts()
-    if threading.current_thread() is not threading.main_thread():  # where no handler can be set, and none is called
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # where no handler can be set, and none is called
         yield interrupts
         return
     before = signal.signal(signal.SIGINT, interrupts)

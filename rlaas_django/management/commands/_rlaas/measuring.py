@@ -12,13 +12,21 @@ from typing import Any, NamedTuple
 
 from .... import backend, conf
 from ....backend.commands import Call, pack
-from ....core.clock import frozen_clock
 from ....core.keys import EncodedIdentity
-from ....core.policy import FIXED_WINDOW, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, Policy, Rate
-from ....limiter.compiled import CompiledPolicySet, plan
+from ....core.policy import (
+    FIXED_WINDOW,
+    SLIDING_WINDOW,
+    SLIDING_WINDOW_COMPACT,
+    Policy,
+    Rate,
+)
+from ....limiter.policy_set import CompiledPolicySet, plan
+from ....runtime.clock import frozen_clock
 
 MAX_LIMIT = 100_000  # that is filled; the logs of a larger one are extrapolated
-MAX_STEPS = 1_000  # requests of an identity; under a larger limit each has more than one unit
+MAX_STEPS = (
+    1_000  # requests of an identity; under a larger limit each has more than one unit
+)
 CALLS, UNITS = 40_000, 200_000  # per algorithm, about
 LEAST_SAMPLE, LARGEST_SAMPLE = 3, 5_000  # identities
 CALLS_TOGETHER = 1_000
@@ -49,10 +57,16 @@ class Sample:
         self._numbers = itertools.count()
         self._limit, window = min(rate.limit, MAX_LIMIT), rate.window * 1000
         steps = min(self._limit, MAX_STEPS)
-        self.size = max(LEAST_SAMPLE, min(CALLS // steps, UNITS // self._limit, LARGEST_SAMPLE))
+        self.size = max(
+            LEAST_SAMPLE, min(CALLS // steps, UNITS // self._limit, LARGEST_SAMPLE)
+        )
         self._chance = random.Random(1)  # noqa: S311  (no secret)
-        self._start = time.time_ns() // 1_000_000 // window * window  # of a window, so that all are in the same
-        self._costs = [self._limit // steps + (i < self._limit % steps) for i in range(steps)]
+        self._start = (
+            time.time_ns() // 1_000_000 // window * window
+        )  # of a window, so that all are in the same
+        self._costs = [
+            self._limit // steps + (i < self._limit % steps) for i in range(steps)
+        ]
         # Calls run in a thread, which Ctrl-C does not reach: of a message that is broken off, the server would still
         # run the rest, and make keys after they were deleted.
         self._thread = ThreadPoolExecutor(1)
@@ -65,7 +79,11 @@ class Sample:
         calls = [Call(None, key, pack(("UNLINK", key))) for key in self._keys]
         for _attempt in range(2):  # again, where a connection was lost
             replies = backend.execute_each(self.topology, calls)
-            calls = [call for call, reply in zip(calls, replies, strict=True) if isinstance(reply, Exception)]
+            calls = [
+                call
+                for call, reply in zip(calls, replies, strict=True)
+                if isinstance(reply, Exception)
+            ]
         self.topology.close()
 
     @property
@@ -77,7 +95,9 @@ class Sample:
         """Fill the sample under an algorithm, and return what it takes."""
         name = f"{self._prefix}{next(self._numbers)}"  # about as long as names are
         policy = Policy(name, (self._limit, self.rate.window), key="user", algo=algo)
-        policies = CompiledPolicySet((policy,), conf.config(), self.topology, least_ttl=LEAST_TTL)
+        policies = CompiledPolicySet(
+            (policy,), conf.config(), self.topology, least_ttl=LEAST_TTL
+        )
         first, seconds = len(self._keys), 0.0
         self._keys.append(self._key(policies, WARM_UP))
         # Loads the script, and fills the buffers of our connection as the others will, which the server counts.
@@ -86,7 +106,10 @@ class Sample:
         before = self._data_size()
         together = max(1, CALLS_TOGETHER // len(self._costs))
         for start in range(0, self.size, together):
-            identities = [EncodedIdentity(f"plan={n:09}") for n in range(start, min(start + together, self.size))]
+            identities = [
+                EncodedIdentity(f"plan={n:09}")
+                for n in range(start, min(start + together, self.size))
+            ]
             self._keys += (self._key(policies, identity) for identity in identities)
             calls = self._checks(policies, identities)
             started = time.perf_counter()
@@ -96,8 +119,15 @@ class Sample:
         # Of all keys on the server, as the tables grow in steps.
         tables = backend.table_bytes_per_key(self.topology.servers()[0]) or TABLES
         grown = (self._data_size() - before) / self.size + tables
-        calls = [Call(None, key, pack(("MEMORY", "USAGE", key))) for key in self._keys[first + 1 :]]
-        sizes = [size for size in self._execute(calls) if size and not isinstance(size, Exception)]
+        calls = [
+            Call(None, key, pack(("MEMORY", "USAGE", key)))
+            for key in self._keys[first + 1 :]
+        ]
+        sizes = [
+            size
+            for size in self._execute(calls)
+            if size and not isinstance(size, Exception)
+        ]
         used = sum(sizes) / max(1, len(sizes)) + TABLES
         if grown * self.size >= LEAST_GROWTH and abs(grown - used) < PLAUSIBLE * used:
             used = grown
@@ -105,12 +135,16 @@ class Sample:
             used *= self.rate.limit / self._limit
         return Measured(algo, round(used), round(self.calls / seconds))
 
-    def _checks(self, policies: CompiledPolicySet, identities: Iterable[EncodedIdentity]) -> list[Call]:
+    def _checks(
+        self, policies: CompiledPolicySet, identities: Iterable[EncodedIdentity]
+    ) -> list[Call]:
         """Return the checks that use up the limits of some identities, each at times of its own, on a frozen clock."""
         calls: list[Call] = []
         with frozen_clock(0) as clock:
             for identity in identities:
-                times = sorted(self._chance.randrange(self.rate.window * 1000) for _ in self._costs)
+                times = sorted(
+                    self._chance.randrange(self.rate.window * 1000) for _ in self._costs
+                )
                 for time_in_window, cost in zip(times, self._costs, strict=True):
                     clock.ms = self._start + time_in_window
                     calls.append(plan(identity, policies, cost).pack())

@@ -26,7 +26,12 @@ class Output:
     """The output of one subcommand; `as_json` says whether it was called with --json."""
 
     def __init__(
-        self, stdout: OutputWrapper, stderr: OutputWrapper, style: Style | None, *, as_json: bool = False
+        self,
+        stdout: OutputWrapper,
+        stderr: OutputWrapper,
+        style: Style | None,
+        *,
+        as_json: bool = False,
     ) -> None:
         self.stdout, self.stderr, self.as_json = stdout, stderr, as_json
         self._style = style  # None: without colours
@@ -48,19 +53,25 @@ class Output:
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Print a table; a column whose name begins with > is aligned to the right."""
         cells: list[Sequence[object]] = [[name.lstrip(">") for name in columns], *rows]
-        widths = [max(len(self._text(row[i])) for row in cells) for i in range(len(columns))]
+        widths = [
+            max(len(self._text(row[i])) for row in cells) for i in range(len(columns))
+        ]
         for number, row in enumerate(cells):
             parts = []
             for name, width, cell in zip(columns, widths, row, strict=True):
                 padding = " " * (width - len(self._text(cell)))
                 shown = self._shown(cell if number else Styled(cell, "MIGRATE_HEADING"))
-                parts.append(padding + shown if name.startswith(">") else shown + padding)
+                parts.append(
+                    padding + shown if name.startswith(">") else shown + padding
+                )
             self.stdout.write("  ".join(parts).rstrip())
 
     def json(self, value: Any, *, indent: int | None = 2) -> None:
         """Print a value as JSON; on one line, where it is one of many, without indent."""
         text = json.dumps(value, indent=indent, default=str)
-        self.stdout.write(text.replace("\x7f", "\\u007f"))  # the one control character that json leaves as it is
+        self.stdout.write(
+            text.replace("\x7f", "\\u007f")
+        )  # the one control character that json leaves as it is
 
     def _text(self, part: object) -> str:
         text = printable(str(part.text if isinstance(part, Styled) else part))
@@ -83,9 +94,16 @@ def duration(seconds: float) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s".replace(".0 s", " s")
     left = math.ceil(seconds)
-    parts = [(left // 86_400, "d"), (left // 3_600 % 24, "h"), (left // 60 % 60, "min"), (left % 60, "s")]
+    parts = [
+        (left // 86_400, "d"),
+        (left // 3_600 % 24, "h"),
+        (left // 60 % 60, "min"),
+        (left % 60, "s"),
+    ]
     first = next(i for i, (number, _) in enumerate(parts) if number)
-    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
+    return " ".join(
+        f"{number} {unit}" for number, unit in parts[first : first + 2] if number
+    )
 
 
 def plural(number: int, noun: str) -> str:
@@ -102,6 +120,10 @@ def size(number: float) -> str:
     """Return bytes as `118 B`, `1.7 kB`, `119 MB` or `2.0 GB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 999.5:
-            return f"{number:.3g} {unit}" if unit == "B" or number >= 9.95 else f"{number:.1f} {unit}"
+            return (
+                f"{number:.3g} {unit}"
+                if unit == "B" or number >= 9.95
+                else f"{number:.1f} {unit}"
+            )
         number /= 1000
     return f"{number:,.1f} TB"

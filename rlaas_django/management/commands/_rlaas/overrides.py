@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from ....labels import describe
 from ....models import Override
+from ....operators.identities import describe
 from .output import Output, local
 
 HELP = "List the active overrides: who is blocked, exempt, or has a custom limit, until when, and why."
@@ -14,7 +14,9 @@ EXAMPLE = "manage.py rlaas overrides --kind block"
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add which ones."""
-    parser.add_argument("--kind", choices=Override.Kind.values, help="Only overrides of this kind.")
+    parser.add_argument(
+        "--kind", choices=Override.Kind.values, help="Only overrides of this kind."
+    )
 
 
 def run(options: Namespace, output: Output) -> None:
@@ -38,7 +40,9 @@ def run(options: Namespace, output: Output) -> None:
             )
             for each in found
         ]
-        output.table(("Identity", "Override", "Policy", "Until", "Operator", "Reason"), rows)
+        output.table(
+            ("Identity", "Override", "Policy", "Until", "Operator", "Reason"), rows
+        )
 
 
 def _as_json(override: Override) -> dict[str, object]:

@@ -10,10 +10,17 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 
-from .... import operations
 from ....core.policy import PolicyError
 from ....models import Override
-from .arguments import add_identity, add_policy, add_reason, duration, identity_of, policies_named
+from ....operators import actions as operations
+from .arguments import (
+    add_identity,
+    add_policy,
+    add_reason,
+    duration,
+    identity_of,
+    policies_named,
+)
 from .output import Output, Styled
 
 DAY = timedelta(days=1)
@@ -24,31 +31,62 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_identity(parser)
     add_policy(parser, "Under this policy only; otherwise under every one.")
     parser.add_argument(
-        "--for", dest="duration", type=duration, default=DAY, metavar="DURATION", help="30m, 12h, 7d; a day."
+        "--for",
+        dest="duration",
+        type=duration,
+        default=DAY,
+        metavar="DURATION",
+        help="30m, 12h, 7d; a day.",
     )
     add_reason(parser, required=True)
     parser.add_argument(
-        "--every-client", action="store_true", help="Of an address or network: logged-in users, too, not only visitors."
+        "--every-client",
+        action="store_true",
+        help="Of an address or network: logged-in users, too, not only visitors.",
     )
 
 
 def set_override(
-    options: Namespace, output: Output, kind: str, *, limit: int | None = None, factor: Decimal | None = None
+    options: Namespace,
+    output: Output,
+    kind: str,
+    *,
+    limit: int | None = None,
+    factor: Decimal | None = None,
 ) -> None:
     """Set the override, and print what was done and which others it concerns."""
     identity, until = identity_of(options.identity), timezone.now() + options.duration
     policies_named(options.policy)
-    fields: dict[str, Any] = {"limit": limit, "factor": factor, "every_client": options.every_client}
-    new = Override(identity=identity, policy=options.policy, kind=kind, until=until, reason=options.reason, **fields)
+    fields: dict[str, Any] = {
+        "limit": limit,
+        "factor": factor,
+        "every_client": options.every_client,
+    }
+    new = Override(
+        identity=identity,
+        policy=options.policy,
+        kind=kind,
+        until=until,
+        reason=options.reason,
+        **fields,
+    )
     try:
         effect = operations.effect_of(new)
         by = operations.Operator.of_command()
-        operations.set_override(by, identity, options.policy, kind, until, options.reason, **fields)
+        operations.set_override(
+            by, identity, options.policy, kind, until, options.reason, **fields
+        )
     except ValidationError as error:
         raise PolicyError(" ".join(error.messages)) from error
     if output.as_json:
         output.json(
-            {"identity": identity, "policy": options.policy, "kind": kind, "until": until.isoformat(), **fields}
+            {
+                "identity": identity,
+                "policy": options.policy,
+                "kind": kind,
+                "until": until.isoformat(),
+                **fields,
+            }
         )
         return
     scope = options.policy or "every policy"

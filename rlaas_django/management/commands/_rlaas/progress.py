@@ -13,7 +13,9 @@ BAR_INTERVAL, LINE_INTERVAL = 0.1, 2.0  # seconds
 class Progress:
     """Progress, written to standard error, so that standard output has the results alone."""
 
-    def __init__(self, unit: str, stream: TextIO | None = None, *, quiet: bool = False) -> None:
+    def __init__(
+        self, unit: str, stream: TextIO | None = None, *, quiet: bool = False
+    ) -> None:
         self.unit, self.stream, self.quiet = unit, stream or sys.stderr, quiet
         self.is_terminal = self.stream.isatty()
         self.started = time.monotonic()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from .... import operations, usage
+from ....operators import actions as operations
+from ....operators import usage
 from .arguments import add_identity, add_policy, add_reason, identity_of, policies_named
 from .output import Output, Styled
 
@@ -24,14 +25,28 @@ def run(options: Namespace, output: Output) -> None:
     """Reset the usage."""
     identity = identity_of(options.identity)
     policies_named(options.policy)
-    rows = usage.rows([(options.policy, identity)]) if options.policy else usage.identity_rows(identity)
-    by, policies = operations.Operator.of_command(), [row.outcome.policy for row in rows]
-    operations.reset_usage(by, identity, policies, scope=options.policy, reason=options.reason)
+    rows = (
+        usage.rows([(options.policy, identity)])
+        if options.policy
+        else usage.identity_rows(identity)
+    )
+    by, policies = (
+        operations.Operator.of_command(),
+        [row.outcome.policy for row in rows],
+    )
+    operations.reset_usage(
+        by, identity, policies, scope=options.policy, reason=options.reason
+    )
     used = [row.outcome.policy.name for row in rows if row.outcome.current_count]
     if output.as_json:
         output.json({"identity": identity, "policies": used})
     elif used:
-        output.line(Styled("reset", "SUCCESS"), f": {identity} under {', '.join(used)}.")
+        output.line(
+            Styled("reset", "SUCCESS"), f": {identity} under {', '.join(used)}."
+        )
     else:
         scope = options.policy or "any policy"
-        output.line(Styled("nothing to reset", "WARNING"), f": {identity} has no usage under {scope}. {HINT}")
+        output.line(
+            Styled("nothing to reset", "WARNING"),
+            f": {identity} has no usage under {scope}. {HINT}",
+        )

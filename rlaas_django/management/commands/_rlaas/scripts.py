@@ -15,7 +15,11 @@ EXAMPLE = "manage.py rlaas scripts --load"
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("--load", action="store_true", help="Load them first; otherwise the first decision does.")
+    parser.add_argument(
+        "--load",
+        action="store_true",
+        help="Load them first; otherwise the first decision does.",
+    )
 
 
 def run(options: Namespace, output: Output) -> None:
@@ -24,7 +28,10 @@ def run(options: Namespace, output: Output) -> None:
     if options.load:
         for server in servers:
             registered = backend.registered_scripts(conf.config().cache)
-            backend.run_commands([("SCRIPT", "LOAD", script.script) for script in registered.values()], server)
+            backend.run_commands(
+                [("SCRIPT", "LOAD", script.script) for script in registered.values()],
+                server,
+            )
     found = rows(servers)
     if output.as_json:
         output.json(found)
@@ -33,14 +40,25 @@ def run(options: Namespace, output: Output) -> None:
     shown = {True: Styled("loaded", "SUCCESS"), False: Styled("not loaded", "WARNING")}
     output.table(
         ("script", "version", "SHA-1", *names),
-        [(row["name"], row["version"], row["sha1"], *(shown[row["loaded"][name]] for name in names)) for row in found],
+        [
+            (
+                row["name"],
+                row["version"],
+                row["sha1"],
+                *(shown[row["loaded"][name]] for name in names),
+            )
+            for row in found
+        ],
     )
 
 
 def rows(servers: list[backend.Server]) -> list[dict[str, Any]]:
     """Return the scripts, and whether each server has them."""
     exists = ("SCRIPT", "EXISTS", *(script.sha for script in SCRIPTS))
-    loaded = {server.name.removeprefix("Redis at "): backend.run_commands([exists], server)[0] for server in servers}
+    loaded = {
+        server.name.removeprefix("Redis at "): backend.run_commands([exists], server)[0]
+        for server in servers
+    }
     return [
         {
             "name": script.name,

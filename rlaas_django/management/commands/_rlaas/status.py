@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from .... import usage
-from ....labels import describe
+from ....operators import usage
+from ....operators.identities import describe
 from ....stats import reader, schema
 from .output import Output, Styled, percent, plural, size
 
@@ -31,20 +31,37 @@ def run(_options: Namespace, output: Output) -> None:
                 "keys": state.keys,
                 "memory": state.rate_limit_memory,
                 "openBreakers": [each["name"] for each in usage.open_breakers()],
-                "lastHour": {name: getattr(hour, name) for name in ("total", "allowed", "refused", "over", "degraded")},
+                "lastHour": {
+                    name: getattr(hour, name)
+                    for name in ("total", "allowed", "refused", "over", "degraded")
+                },
                 "mostRefusedToday": refused,
             }
         )
         return
-    memory = "" if state.rate_limit_memory is None else f", {size(state.rate_limit_memory)} used by rate limits"
-    output.line(Styled("Redis      ", "MIGRATE_HEADING"), f"{state.version}, {state.keys:,} keys{memory}")
+    memory = (
+        ""
+        if state.rate_limit_memory is None
+        else f", {size(state.rate_limit_memory)} used by rate limits"
+    )
+    output.line(
+        Styled("Redis      ", "MIGRATE_HEADING"),
+        f"{state.version}, {state.keys:,} keys{memory}",
+    )
     output.line(Styled("Latency    ", "MIGRATE_HEADING"), f"{state.latency_ms:.1f} ms")
     share = percent(hour.refused / hour.total) if hour.total else "0 %"
     figures = f"{hour.total:,} requests, {hour.refused:,} refused ({share}), {hour.over:,} over the limit but allowed"
     output.line(Styled("Last hour  ", "MIGRATE_HEADING"), figures)
     if hour.degraded:
-        output.line(Styled(f"           {hour.degraded:,} were decided without Redis", "WARNING"))
+        output.line(
+            Styled(
+                f"           {hour.degraded:,} were decided without Redis", "WARNING"
+            )
+        )
     labels = describe(refused)
     for number, (identity, times) in enumerate(refused.items()):
         heading = "Refused    " if number == 0 else " " * 11
-        output.line(Styled(heading, "MIGRATE_HEADING"), f"{labels[identity].argument}  {plural(times, 'time')} today")
+        output.line(
+            Styled(heading, "MIGRATE_HEADING"),
+            f"{labels[identity].argument}  {plural(times, 'time')} today",
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from .... import usage
+from ....operators import usage
 from .arguments import add_policy, policies_named
 from .output import Output
 from .show import usage_cells
@@ -47,4 +47,7 @@ def as_json(row: usage.Row) -> dict[str, object]:
 def print_rows(rows: list[usage.Row], output: Output) -> None:
     """Print a table."""
     cells = [(row.identity.argument, *usage_cells(row)) for row in rows]
-    output.table(("Identity", "Policy", ">Used", ">Limit", "", "Resets in", ">Refused today"), cells)
+    output.table(
+        ("Identity", "Policy", ">Used", ">Limit", "", "Resets in", ">Refused today"),
+        cells,
+    )

@@ -8,7 +8,8 @@ from datetime import datetime
 
 from django.utils import timezone
 
-from .... import backend, usage
+from .... import backend
+from ....operators import usage
 from ....stats import reader, schema
 from . import top
 from .arguments import policies_named
@@ -22,7 +23,9 @@ CLEAR = "\x1b[H\x1b[2J"  # the screen of a terminal
 def add_arguments(parser: ArgumentParser) -> None:
     """Add how often, and what `top` takes."""
     top.add_arguments(parser)
-    parser.add_argument("--interval", type=float, default=1.0, help="Seconds between two looks; 1.")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, help="Seconds between two looks; 1."
+    )
     parser.add_argument("--times", type=int, help="Stop after so many looks.")
 
 
@@ -43,14 +46,23 @@ def run(options: Namespace, output: Output) -> None:
         _print(output, local(timezone.now()), minute, rows)
 
 
-def _print(output: Output, now: datetime, minute: reader.Counts, rows: list[usage.Row]) -> None:
+def _print(
+    output: Output, now: datetime, minute: reader.Counts, rows: list[usage.Row]
+) -> None:
     if output.as_json:
-        figures = {"at": now.isoformat(), "requests": minute.total, "refused": minute.refused}
+        figures = {
+            "at": now.isoformat(),
+            "requests": minute.total,
+            "refused": minute.refused,
+        }
         output.json({**figures, "top": [top.as_json(row) for row in rows]}, indent=None)
         return
     summary = f"{now:%H:%M:%S}  this minute: {minute.total} requests, {minute.refused} refused"
     if not output.is_terminal:
-        highest = [f"; {row.identity.argument} {row.percent} % of {row.outcome.policy}" for row in rows[:3]]
+        highest = [
+            f"; {row.identity.argument} {row.percent} % of {row.outcome.policy}"
+            for row in rows[:3]
+        ]
         output.line(summary, *highest)
         return
     output.stdout.write(CLEAR, ending="")

@@ -1,0 +1,204 @@
+"""manage.py rlaas: what all subcommands have in common."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command
+from django.core.management.base import OutputWrapper
+from django.core.management.color import color_style
+from rlaas_django import check, rate_limit
+
+from tests.support.commands import rlaas
+from tests.support.internals import SCRIPTS, SLIDING_WINDOW, SUBCOMMANDS, TOKEN_BUCKET, CommandOutput, Styled
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_help_says_what_a_subcommand_does_with_an_example(name, capsys):
+    result = rlaas(name, "--help")
+    shown = capsys.readouterr().out
+    assert result.code == 0
+    assert SUBCOMMANDS[name].HELP.split()[0] in shown
+    assert f"Example:\n  manage.py rlaas {name}" in shown
+    assert "--json" in shown
+
+
+def test_a_typo_in_a_subcommand_names_the_nearest():
+    result = rlaas("restor")
+    assert result.code == 2
+    assert "There is no subcommand 'restor'; did you mean 'restore'?" in result.err
+
+
+def test_a_typo_in_an_option_names_the_nearest(capsys):
+    result = rlaas("restore", "--jsn")
+    assert result.code == 2
+    assert "there is no argument '--jsn'; did you mean '--json'?" in capsys.readouterr().err
+
+
+def test_a_typo_is_an_error_for_call_command():
+    with pytest.raises(CommandError, match="did you mean '--json'"):
+        call_command("rlaas", "restore", "--jsn")
+
+
+def test_django_s_own_options_stand_before_or_after_the_subcommand():
+    assert rlaas("restore", "--no-color", "--verbosity", "2").code == 0
+    assert rlaas("--no-color", "restore").code == 0
+
+
+def test_restore_prints_what_it_restored():
+    assert rlaas("restore").out == "Restored the overrides of 0 identities.\n"
+    assert rlaas("restore", "--json").json == {"identities": 0}
+
+
+@pytest.mark.usefixtures("redis_unavailable")
+def test_an_unavailable_redis_is_an_error():
+    result = rlaas("restore")
+    assert result.code == 1
+    assert "Redis is unavailable" in result.err
+
+
+def test_wrong_settings_are_an_error(settings):
+    settings.RATE_LIMITER = {"MAX_REQUEST": 5}
+    result = rlaas("restore")
+    assert result.code == 1
+    assert "did you mean 'MAX_REQUESTS'?" in result.err
+
+
+EVERY = [
+    ("status",),
+    ("policies",),
+    ("show", "alice"),
+    ("top",),
+    ("watch", "--times", "1"),
+    ("block", "alice", "--for", "1h", "--reason", "spam"),
+    ("end", "alice"),
+    ("exempt", "203.0.113.0/24", "--for", "1h", "--reason", "office"),
+    ("limit", "alice", "--factor", "2", "--for", "1h", "--reason", "busy"),
+    ("overrides",),
+    ("reset", "alice"),
+    ("history",),
+    ("scripts", "--load"),
+    ("doctor",),
+    ("plan", "--users", "5", "--rate", "2/m", "--algo", "fixed window", "-v0"),
+    ("replay", "/dev/null", "--policy", "5/m by ip"),
+    ("restore",),
+]
+
+
+@pytest.mark.usefixtures("no_views")
+def test_no_subcommand_uses_keys(own):
+    check("alice")
+    for arguments in EVERY:
+        assert rlaas(*arguments).code == (1 if arguments[0] == "replay" else 0), arguments
+    assert {arguments[0] for arguments in EVERY} | {"token"} == set(SUBCOMMANDS)
+    used = redis.Redis.from_url(own.url).info("commandstats")
+    assert "cmdstat_scan" in used
+    assert "cmdstat_keys" not in used
+
+
+class TestPolicies:
+    @pytest.fixture(autouse=True)
+    def _views(self, no_views):
+        """List the test's own views only."""
+
+    def test_rules_views_and_settings_are_listed_with_their_limits(self, configure):
+        configure(
+            POLICIES={
+                "login": {"rate": "5/m", "key": "ip"},
+                "search": {"rate": "30/10s", "algo": TOKEN_BUCKET, "burst": 60, "shadow": True},
+                "unused": {"rate": "1/h", "on_failure": "closed"},
+            },
+            MIDDLEWARE=[
+                {"path": "/healthz", "exempt": True},
+                {"path": "/api/", "methods": ["GET"], "policies": ["search"]},
+            ],
+        )
+
+        @rate_limit("login")
+        @rate_limit(lambda request: "5/m", key="global", group="dynamic")
+        def view(request): ...
+
+        found = rlaas("policies", "--json").json
+        rows = [tuple(row.values()) for row in found]
+        name = f"{view.__module__}.{view.__qualname__}"
+        assert ("rule /healthz", "exempt", None, None, None, None) in rows
+        assert ("rule GET,HEAD /api/", "search", "30/10s", "user_or_ip", TOKEN_BUCKET, "burst 60, shadow") in rows
+        assert (name, "login", "5/m", "ip", SLIDING_WINDOW, "") in rows
+        assert (name, "dynamic", "by a function", "global", SLIDING_WINDOW, "") in rows
+        assert ("settings", "unused", "1/h", "user_or_ip", SLIDING_WINDOW, "on failure closed") in rows
+        assert ("settings", "default", "5/m", "user_or_ip", SLIDING_WINDOW, "") in rows
+        shown = rlaas("policies").out.splitlines()
+        assert shown[0].split() == ["where", "policy", "rate", "key", "algorithm", "options"]
+        assert len(shown) == len(rows) + 1
+
+    def test_without_rules_the_middleware_applies_the_default_everywhere(self, settings):
+        settings.MIDDLEWARE = ["rlaas_django.middleware.RateLimitMiddleware"]
+        assert rlaas("policies", "default", "--json").json[0]["where"] == "rule /"
+
+    def test_one_policy_is_listed_by_its_name(self, configure):
+        configure(POLICIES={"login": {"rate": "5/m"}})
+        assert [row["policy"] for row in rlaas("policies", "login", "--json").json] == ["login"]
+        result = rlaas("policies", "logn")
+        assert result.code == 1
+        assert "There is no policy 'logn'; did you mean 'login'?" in result.err
+
+    def test_they_are_listed_while_redis_is_unavailable(self, redis_unavailable):
+        assert rlaas("policies").code == 0
+
+
+class TestScripts:
+    def test_they_are_listed_with_version_and_hash(self, client):
+        client.script_flush()
+        found = rlaas("scripts", "--json").json
+        assert [(row["name"], row["version"], row["sha1"]) for row in found] == [
+            (script.name, script.version, script.sha) for script in SCRIPTS
+        ]
+        assert not any(loaded for row in found for loaded in row["loaded"].values())
+        assert "not loaded" in rlaas("scripts").out
+
+    def test_they_can_be_loaded(self, client):
+        client.script_flush()
+        assert "not loaded" not in rlaas("scripts", "--load").out
+        assert all(client.script_exists(*(script.sha for script in SCRIPTS)))
+
+    def test_an_unavailable_redis_is_an_error(self, redis_unavailable):
+        assert rlaas("scripts").code == 1
+
+
+class TestOutput:
+    def printed(self, *, style=None, encoding="utf-8") -> tuple[CommandOutput, io.TextIOWrapper]:
+        raw = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
+        return CommandOutput(OutputWrapper(raw), OutputWrapper(raw), style), raw
+
+    def text(self, raw) -> str:
+        return raw.buffer.getvalue().decode()
+
+    def test_control_characters_are_escaped_in_lines_tables_and_json(self):
+        output, raw = self.printed()
+        dangerous = "\x1b[31mred\x07\r\n\x9b2J\u202e\x7f"
+        output.line("name: ", dangerous)
+        output.table(("who", ">number"), [(dangerous, 1)])
+        output.json({"who": dangerous})
+        shown = self.text(raw)
+        assert not set(shown) & set("\x1b\x07\r\x9b\u202e\x7f")
+        assert "name: \\x1b[31mred\\x07\\r\\n\\x9b2J\\u202e\\x7f\n" in shown
+        assert json.loads(shown[shown.index("{") :]) == {"who": dangerous}
+
+    def test_columns_are_aligned_whatever_is_styled(self):
+        output, raw = self.printed(style=color_style(force_color=True))
+        output.table(("name", ">used", "state"), [("a", 5, Styled("ok", "SUCCESS")), ("long name", 1234, "")])
+        shown = self.text(raw)
+        assert "\x1b[" in shown
+        plain, raw = self.printed()
+        plain.table(("name", ">used", "state"), [("a", 5, Styled("ok", "SUCCESS")), ("long name", 1234, "")])
+        assert self.text(raw) == "name       used  state\na             5  ok\nlong name  1234\n"
+
+    def test_what_the_terminal_cannot_show_is_escaped(self):
+        output, raw = self.printed(encoding="ascii")
+        output.line("Zoë")
+        assert self.text(raw) == "Zo\\xeb\n"

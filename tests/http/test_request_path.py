@@ -1,0 +1,51 @@
+"""The path of one allowed request through the package is short enough to be followed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import rlaas_django
+from django.test import RequestFactory
+from rlaas_django import rate_limit
+
+from tests.support.http import ok
+
+PACKAGE = Path(rlaas_django.__file__).parent
+MOST_MODULES, MOST_FUNCTIONS = 12, 25
+
+
+def functions_crossed(view, request) -> list[tuple[str, str]]:
+    """Return the distinct functions of the package that a view calls, as (module, name), in order of first calls."""
+    seen: dict[tuple[str, str], None] = {}
+
+    def profile(frame, event, arg):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(PACKAGE):
+            seen[path.relative_to(PACKAGE).as_posix(), frame.f_code.co_qualname] = None
+
+    sys.setprofile(profile)  # of this thread alone
+    try:
+        response = view(request)
+    finally:
+        sys.setprofile(None)
+    assert response.status_code == 200
+    return list(seen)
+
+
+def test_an_allowed_request_crosses_few_modules_and_functions():
+    view = rate_limit("100/m", key="ip")(ok)
+    view(RequestFactory().get("/"))  # connects, loads the script, compiles the policy
+    # The shortest of a few: after a pause of the process, a connection is examined before it is used.
+    crossed = min((functions_crossed(view, RequestFactory().get("/")) for _ in range(20)), key=len)
+    modules = list(dict.fromkeys(module for module, _ in crossed))
+    listing = "\n".join(f"  {module}: {name}" for module, name in crossed)
+    counts = f"{len(modules)} modules (at most {MOST_MODULES}), {len(crossed)} functions (at most {MOST_FUNCTIONS})"
+    assert len(modules) <= MOST_MODULES, f"{counts}:\n{listing}"
+    assert len(crossed) <= MOST_FUNCTIONS, f"{counts}:\n{listing}"
+
+
+def test_the_functions_crossed_are_those_of_the_package():
+    crossed = functions_crossed(rate_limit("5/m", key="ip")(ok), RequestFactory().get("/"))
+    assert crossed[0][0] == "decorators.py"
+    assert all((PACKAGE / module).exists() for module, _ in crossed)

@@ -1,0 +1,657 @@
+"""Responses: the headers of every request, the body of a refusal, and the 503 of a policy that fails closed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import random
+import re
+import time
+
+import pytest
+from django.core.cache import caches
+from django.http import HttpResponse, JsonResponse
+from django.test import RequestFactory
+from django.utils import translation
+from django.views.decorators.cache import cache_page
+from rlaas_django import Policy, rate_limit
+
+from tests.support.http import (
+    AUTHENTICATION,
+    BROWSER,
+    KINDS,
+    OURS,
+    PROBLEM_JSON,
+    as_kind,
+    assert_refusal,
+    assert_waiting_helps,
+    both_ways,
+    call,
+    caller,
+    ok,
+    rate_limit_fields,
+    templates,
+)
+from tests.support.internals import FIXED_WINDOW, TOKEN_BUCKET, overrides, whole_seconds
+
+JSON, HTML, TEXT = PROBLEM_JSON, "text/html", "text/plain"
+
+
+@pytest.fixture
+def full(site, clock):
+    """A site whose limit is used up, for an hour."""
+    site.serve(rate_limit("1/h", key="ip", group="g")(site.view(ok)))
+    site.get()
+    return site
+
+
+@pytest.fixture
+def refuse(clock):
+    """Return the response to a refused request with this Accept header, from a view without a handler around it."""
+    view = rate_limit("1/h", key="ip", group="g")(ok)
+    view(RequestFactory().get("/"))
+
+    def response(accept=None):
+        return view(RequestFactory().get("/", headers={} if accept is None else {"Accept": accept}))
+
+    return response
+
+
+def refused(site, accept=None, **options):
+    headers = {} if accept is None else {"Accept": accept}
+    return site.get(headers={**headers, **options.pop("headers", {})}, **options)
+
+
+# By Accept
+
+
+@pytest.mark.parametrize(
+    ("accept", "media_type"),
+    [
+        (None, JSON),
+        ("*/*", JSON),
+        ("application/json", JSON),
+        ("application/problem+json", JSON),
+        ("application/*", JSON),
+        ("APPLICATION/JSON", JSON),
+        ("application/json, text/plain, */*", JSON),  # axios
+        ("image/avif,image/webp,image/png,*/*;q=0.8", JSON),  # an <img> in a browser
+        ("text/html;q=0.5, application/json", JSON),
+        (BROWSER, HTML),
+        ("text/html", HTML),
+        ("text/*", HTML),
+        ("Text/HTML", HTML),
+        ("application/json;q=0.1, text/html;q=0.2", HTML),
+        ("text/html, application/json;q=0.9", HTML),
+        ("text/plain", TEXT),
+        ("text/plain, text/html;q=0.5", TEXT),
+        ("text/html;q=0, text/plain", TEXT),
+        ("image/png", TEXT),
+        ("application/xml", TEXT),
+        ("*/*;q=0", TEXT),
+        ("", TEXT),
+        ("garbage", TEXT),
+    ],
+)
+def test_the_body_is_of_the_media_type_that_the_client_prefers(refuse, accept, media_type):
+    assert_refusal(refuse(accept), policies={"g": (1, 3600)}, wait=3600, media_type=media_type)
+
+
+@both_ways
+@pytest.mark.parametrize("media_type", [JSON, HTML, TEXT])
+def test_each_media_type_through_a_handler(full, media_type):
+    assert_refusal(refused(full, media_type), policies={"g": (1, 3600)}, wait=3600, media_type=media_type)
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "/",
+        ";;;,,,",
+        "text",
+        "text/",
+        "/html",
+        "*",
+        "text/html;q=",
+        "text/html; charset=utf-8",
+        "text/html;q=nan",
+        "text/html;q=-1",
+        "text/html;q=1e400",
+        "text/html;q=" + "9" * 5000,
+        "text/html;q*=garbage''%20",
+        "text/html;q*=utf-8''%ff",
+        "text/html;q*0=1;q*1=2",
+        'text/html;a="b;c="',
+        "text/html;=;=;",
+        "\xff\xfe/\x80",
+        "text/html\x0b",
+        "a/b," * 2000,
+        "text/html;" * 2000,
+    ],
+    ids=lambda accept: repr(accept[:24]),
+)
+def test_an_invalid_accept_header_is_refused_as_any_other(refuse, accept):
+    assert_refusal(refuse(accept), policies={"g": (1, 3600)}, wait=3600)
+
+
+@pytest.mark.parametrize(
+    ("accept", "media_type"),
+    [
+        ("text/html" + " " * 247, HTML),
+        ("text/html" + " " * 248, JSON),
+        ("text/html" + ",a/b" * 19, HTML),
+        ("text/html" + ",a/b" * 20, JSON),
+        ("text/plain" + ",a/b;q=0.1" * 800, JSON),
+    ],
+    ids=lambda text: f"{text[:10]} {len(text)}",
+)
+def test_a_long_accept_header_is_not_weighed(refuse, accept, media_type):
+    assert_refusal(refuse(accept), policies={"g": (1, 3600)}, wait=3600, media_type=media_type)
+
+
+@pytest.mark.parametrize("accept", ["a/b;q=0.{}," * 800, "a/b" + ";c=d{}" * 1300], ids=["types", "parameters"])
+def test_a_long_accept_header_takes_no_longer_than_a_short_one(refuse, accept):
+    """Each of the 50 is another one, so that none is remembered."""
+    began = time.thread_time()
+    for n in range(50):
+        refuse(accept.replace("{}", str(n)))
+    assert time.thread_time() - began < 0.2
+
+
+def test_a_head_request_has_the_headers_and_no_body(full):
+    response = full.request("head")
+    assert_refusal(response, policies={"g": (1, 3600)}, wait=3600)
+    assert response.content == b""
+
+
+def test_the_problem_lists_the_violated_policies_and_the_wait(site, clock):
+    trial = Policy("trial", "1/m", shadow=True)
+    site.serve(rate_limit("1/m", "2/h", "9/d", trial, key="ip", group="g")(site.view(ok)))
+    site.get()
+    clock.tick(60_000)
+    site.get()
+    response = site.get()
+    assert_refusal(response, policies=["g-60s", "g-3600s", "g-86400s"], violated=["g-60s", "g-3600s"], wait=3540)
+    assert response.json() == {
+        "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+        "title": "Too many requests",
+        "status": 429,
+        "detail": "Try again in 59 minutes.",
+        "violated-policies": ["g-60s", "g-3600s"],
+    }
+
+
+# Refusals again and again
+
+
+def test_a_problem_has_a_content_length(full):
+    response = full.get()
+    assert response.headers["Content-Length"] == str(len(response.content))
+
+
+@both_ways
+def test_a_repeated_refusal_is_a_response_of_its_own(full):
+    """What a middleware does to one does not show in the next."""
+    one, other = full.get(), full.get()
+    del one.headers["retry-after"]
+    one.headers["Vary"] = "Cookie"
+    one["X-Mine"] = "1"
+    for name, value in (("RETRY-AFTER", "3600"), ("vary", "Accept"), ("X-Mine", None)):
+        assert other.headers.get(name) == value
+        assert full.get().headers.get(name) == value
+    assert dict(other.items()) == {name: other.headers[name] for name in other.headers}
+
+
+def test_a_repeated_refusal_follows_the_settings(full, configure):
+    full.get()
+    configure(HEADERS=["RateLimit"])
+    assert "X-RateLimit-Limit" not in full.get().headers
+
+
+@pytest.mark.parametrize(
+    ("lines_per_second", "level", "lines"),
+    [(1000, logging.INFO, 3), (0, logging.INFO, 0), (0, logging.ERROR, 3)],
+)
+@pytest.mark.parametrize("accept", [JSON, HTML, TEXT])
+def test_django_logs_a_refusal_unless_the_limit_of_our_log_lines_was_reached(
+    full, configure, caplog, accept, lines_per_second, level, lines
+):
+    configure(LOG_LINES_PER_SECOND=lines_per_second)
+    caplog.set_level(level, logger="rlaas_django")
+    caplog.handler.setLevel(logging.NOTSET)
+    for _ in range(3):
+        refused(full, accept)
+    assert len([record for record in caplog.records if record.name == "django.request"]) == lines
+
+
+# Languages
+
+
+@pytest.mark.parametrize("language", ["en", "de", "fr", "ja", "ar", "pl", "zh-hans", "nowhere"])
+@pytest.mark.parametrize("accept", [JSON, HTML, TEXT])
+def test_a_refusal_in_any_language(refuse, language, accept):
+    with translation.override(language):
+        assert_refusal(refuse(accept), policies=["g"], wait=3600, media_type=accept)
+
+
+@both_ways
+def test_the_page_is_in_the_language_that_locale_middleware_chooses(site, clock):
+    limited = rate_limit("1/h", group="g")(site.view(ok))
+    site.serve(limited, middleware=["django.middleware.locale.LocaleMiddleware", OURS])
+    with translation.override("en"):  # Django leaves a request's language to the next one
+        site.get()
+        response = refused(site, HTML, headers={"Accept-Language": "de"})
+    assert_refusal(response, policies=["default", "g"], media_type=HTML)
+    assert b'<html lang="de">' in response.content
+    assert {"Accept", "Accept-Language"} <= {name.strip() for name in response.headers["Vary"].split(",")}
+
+
+def test_a_repeated_refusal_follows_the_language(refuse):
+    def title(language):
+        with translation.override(language):
+            return json.loads(refuse(JSON).content)["title"]
+
+    titles = [title(language) for language in ("en", "de", "en", "de")]
+    assert titles[0] == "Too many requests"
+    assert titles[1] != titles[0]
+    assert titles[2:] == titles[:2]
+
+
+def test_a_site_without_translations(refuse, settings):
+    settings.USE_I18N = False
+    assert b"Try again in 1 hour." in refuse(TEXT).content
+
+
+def test_one_second_is_in_the_singular(site, clock):
+    site.serve(rate_limit("1/s", group="g")(site.view(ok)))
+    site.get()
+    assert refused(site, TEXT).content == b"Too many requests. Try again in 1 second.\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (119, "119 seconds"),
+        (120, "2 minutes"),
+        (121, "3 minutes"),
+        (3540, "59 minutes"),
+        (3541, "1 hour"),
+        (3600, "1 hour"),
+        (3601, "1 hour, 1 minute"),
+        (5400, "1 hour, 30 minutes"),
+        (86_399, "1 day"),
+        (86_400, "1 day"),
+        (86_401, "1 day, 1 hour"),
+        (14 * 86_400, "14 days"),
+        (365 * 86_400, "365 days"),
+    ],
+)
+@pytest.mark.parametrize("accept", [JSON, HTML, TEXT])
+def test_a_long_wait_is_told_in_words_and_rounded_up(clock, seconds, text, accept):
+    view = rate_limit((1, seconds), key="ip")(ok)
+    view(RequestFactory().get("/"))
+    response = view(RequestFactory().get("/", headers={"Accept": accept}))
+    assert f"Try again in {text}." in response.content.decode()
+    assert response.headers["Retry-After"] == str(seconds)
+
+
+def test_a_long_wait_is_told_in_the_client_s_language(refuse):
+    with translation.override("de"):
+        assert "1 Stunde" in refuse(TEXT).content.decode()
+    with translation.override("fr"):
+        assert "1 heure" in refuse(TEXT).content.decode()
+
+
+# Blocked clients
+
+
+@both_ways
+@pytest.mark.parametrize("used", [0, 1, 3])
+@pytest.mark.parametrize(("rate", "seconds", "text"), [("3/m", 3600, "1 hour"), ("3/d", 7200, "2 hours")])
+def test_a_blocked_client_is_told_the_end_of_the_block_everywhere(site, clock, used, rate, seconds, text):
+    site.serve(rate_limit(rate, key="ip", group="g")(site.view(ok)))
+    site.statuses(used)
+    identity = "ip=203.0.113.9"
+    overrides.publish(identity, [overrides.Override(identity, "*", "block", clock.ms + seconds * 1000)])
+    if used == 3 and rate == "3/d":  # it could not pass at the end of the block either
+        seconds, text = 86_400, "1 day"
+    for accept in (JSON, HTML, TEXT):
+        response = refused(site, accept)
+        refusal = assert_refusal(response, policies=["g"], wait=seconds)
+        assert refusal.usage == {"g": (0, seconds)}
+        assert response.headers["X-RateLimit-Reset"] == str(seconds)
+        assert response.headers["X-RateLimit-Remaining"] == "0"
+        assert f"Try again in {text}." in response.content.decode()
+    assert_waiting_helps(response, site.get, clock)
+
+
+# The site's own response
+
+
+def own(request, decision):
+    return JsonResponse({"error": "slow down", "wait": decision.retry_after}, status=429)
+
+
+async def aown(request, decision):
+    return own(request, decision)
+
+
+@both_ways
+@pytest.mark.parametrize(
+    "response", [own, aown, "tests.support.http.test_responses.own", "tests.support.http.test_responses.aown"]
+)
+@pytest.mark.parametrize("middleware", [[], [OURS]])
+def test_the_setting_response_is_the_body_and_gets_the_headers(site, configure, clock, response, middleware):
+    site.own_body = True
+    configure(RESPONSE=response, MAX_REQUESTS=1)
+    site.serve(rate_limit(site.view(ok)), middleware=middleware)
+    site.get()
+    got = site.get()
+    assert_refusal(got, policies={"default": (1, 60)}, wait=60, own_body=True)
+    assert got.json() == {"error": "slow down", "wait": 60.0}
+
+
+def test_a_view_s_own_response_comes_before_the_setting(site, configure):
+    site.own_body = True
+    configure(RESPONSE=own)
+    mine = rate_limit("1/m", group="g", response=lambda request, decision: HttpResponse("mine", status=429))
+    site.serve(mine(site.view(ok)))
+    site.get()
+    got = site.get()
+    assert_refusal(got, policies=["g"], own_body=True)
+    assert got.content == b"mine"
+
+
+def test_an_own_response_may_have_another_status(site):
+    site.serve(rate_limit("1/m", group="g", response=lambda r, d: HttpResponse(status=403))(site.view(ok)))
+    site.get()
+    got = site.get()
+    assert got.status_code == 403
+    assert "g" in rate_limit_fields(got)[0]
+
+
+# Headers
+
+
+@pytest.mark.parametrize("families", [["RateLimit", "X-RateLimit"], ["RateLimit"], ["X-RateLimit"], []])
+def test_the_setting_headers_chooses_the_families(full, configure, families):
+    configure(HEADERS=families)
+    assert_refusal(full.get(), policies={"g": (1, 3600)}, wait=3600, families=families)
+    allowed = full.get(address="203.0.113.1")
+    assert allowed.status_code == 200
+    assert ("RateLimit" in allowed.headers, "RateLimit-Policy" in allowed.headers) == ("RateLimit" in families,) * 2
+    assert ("X-RateLimit-Limit" in allowed.headers) == ("X-RateLimit" in families)
+
+
+def test_every_enforced_policy_is_listed_and_x_ratelimit_is_the_strictest(site, clock):
+    site.serve(rate_limit("9/m", "5/h", "7/d", Policy("trial", "1/m", shadow=True), group="g")(site.view(ok)))
+    response = site.get()
+    assert rate_limit_fields(response) == (
+        {"g-60s": (9, 60), "g-3600s": (5, 3600), "g-86400s": (7, 86400)},
+        {"g-60s": (8, 60), "g-3600s": (4, 3600), "g-86400s": (6, 86400)},
+    )
+    assert [response.headers[f"X-RateLimit-{name}"] for name in ("Limit", "Remaining", "Reset")] == ["5", "4", "3600"]
+
+
+def test_a_policy_name_is_a_valid_structured_field(site):
+    name = "A-z_0.9-" * 12
+    site.serve(rate_limit(Policy(name, "1/m"))(site.view(ok)))
+    site.get()
+    assert_refusal(site.get(), policies={name: (1, 60)})
+
+
+def test_a_large_quota_fits_a_structured_field(site):
+    """RFC 9651 has whole numbers of up to 15 digits."""
+    largest = 2**52 // 1000
+    site.serve(rate_limit((largest, 1), algo=FIXED_WINDOW, group="g")(site.view(ok)))
+    assert rate_limit_fields(site.get())[0] == {"g": (largest, 1)}
+
+
+def test_a_request_that_can_never_pass_has_no_retry_after(site, algo, clock):
+    site.serve(rate_limit("5/m", cost=lambda request: 6, algo=algo, group="g")(site.view(ok)))
+    refusal = assert_refusal(site.get(), policies={"g": (5, 60)}, violated=["g"], wait=None)
+    assert refusal.usage == {"g": (5, 0)}
+    for accept in (HTML, TEXT):
+        assert (
+            "more than its limit can ever give"
+            in assert_refusal(refused(site, accept), policies=["g"], wait=None, media_type=accept).body
+        )
+
+
+# The page
+
+
+def test_the_page_has_a_title_and_the_wait(refuse):
+    page = assert_refusal(refuse(BROWSER), policies=["g"], media_type=HTML).body
+    assert "<title>Too many requests</title>" in page
+    assert "Try again in 1 hour." in page
+
+
+def test_the_page_has_the_name_of_the_site_the_time_and_a_link_to_try_again(full, clock):
+    page = refused(full, BROWSER).content.decode()
+    assert "<header>testserver</header>" in page
+    assert re.search(r"allowed again from \d\d:\d\d:\d\d [A-Z]{3}\.", page)
+    assert 'data-wait="3600"' in page
+    assert '<a class="retry" href="/">' in page
+
+
+def test_the_page_offers_no_link_where_it_would_not_repeat_the_request(site, clock):
+    site.serve(rate_limit("1/h", key="ip", group="g")(site.view(ok)))
+    page = [site.post(headers={"Accept": HTML}) for _ in range(2)][1].content.decode()
+    assert 'class="retry"' not in page
+    assert "go back, and send it again" in page
+
+
+def test_the_number_of_seconds_in_the_page_is_for_a_script(full, settings):
+    settings.USE_THOUSAND_SEPARATOR = True
+    assert b'data-wait="3600"' in refused(full, BROWSER).content
+
+
+def test_the_page_needs_no_collected_static_files(full, settings, tmp_path):
+    backend = "django.contrib.staticfiles.storage.ManifestStaticFilesStorage"
+    settings.STATIC_ROOT = tmp_path
+    settings.STORAGES = {**settings.STORAGES, "staticfiles": {"BACKEND": backend}}
+    response = refused(full, BROWSER)
+    assert response.status_code == 429
+    assert b"stylesheet" not in response.content
+    settings.STATIC_URL = None
+    assert refused(full, BROWSER).status_code == 429
+
+
+def test_the_page_needs_no_allowed_host(full, settings):
+    settings.ALLOWED_HOSTS = ["example.com"]
+    response = refused(full, BROWSER, headers={"Host": "nonsense"})
+    assert (response.status_code, b"<header>" in response.content) == (429, False)
+
+
+def test_the_page_holds_under_a_strict_content_security_policy(full):
+    page = refused(full, BROWSER).content.decode()
+    assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?! src=)", page)
+    assert "//" not in page.replace("<!DOCTYPE html>", "")  # nothing from another host
+
+
+@both_ways
+def test_a_site_may_have_its_own_template(full, settings):
+    page = "<!DOCTYPE html>{{ status }} {{ title }} {{ detail }} {{ decision.policy }} {{ request.path }}</html>"
+    settings.TEMPLATES = templates({"rlaas_django/429.html": page}, "django.template.context_processors.request")
+    response = refused(full, BROWSER)
+    assert_refusal(response, policies=["g"], media_type=HTML)
+    assert response.content == b"<!DOCTYPE html>429 Too many requests Try again in 1 hour. g /</html>"
+
+
+@pytest.mark.parametrize("engines", [[], templates({})])
+def test_a_site_without_templates_gets_text(full, settings, engines):
+    settings.TEMPLATES = engines
+    assert_refusal(refused(full, BROWSER), policies=["g"], media_type=TEXT)
+
+
+@both_ways
+@pytest.mark.parametrize("middleware", [[], [OURS]])
+@pytest.mark.django_db
+def test_a_template_that_shows_the_user(full, settings, middleware):
+    """As Django's own context processor does; the async handler must not reach for the database."""
+    settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
+    settings.MIDDLEWARE = [*AUTHENTICATION, *middleware]
+    page = "<!DOCTYPE html>{{ user }} {{ detail }}</html>"
+    settings.TEMPLATES = templates({"rlaas_django/429.html": page}, "django.contrib.auth.context_processors.auth")
+    response = refused(full, BROWSER)
+    assert b"AnonymousUser" in response.content
+
+
+# While Redis is unavailable
+
+
+@pytest.fixture(params=["unix:///nowhere.sock", "redis://127.0.0.1:1/0"])
+def unavailable(request, use):
+    """Redis cannot be reached."""
+    use(request.param)
+
+
+@both_ways
+@pytest.mark.parametrize("accept", [JSON, HTML, TEXT])
+def test_a_policy_that_fails_closed_is_a_503(site, unavailable, accept):
+    site.serve(rate_limit("5/m", on_failure="closed", group="g")(site.view(ok)))
+    assert_refusal(refused(site, accept), status=503, violated=["g"], wait=1, media_type=accept)
+
+
+@both_ways
+def test_a_policy_that_fails_open_admits_and_marks_the_decision_as_degraded(site, unavailable):
+    seen = []
+
+    def view(request):
+        seen.append(request.rate_limit)
+        return HttpResponse("ok")
+
+    site.serve(rate_limit("1/m")(site.view(view)))
+    responses = [site.get() for _ in range(3)]
+    assert [response.status_code for response in responses] == [200] * 3
+    assert all(decision.degraded and decision.allowed for decision in seen)
+    assert not [name for name in responses[0].headers if "ratelimit" in name.lower()]
+
+
+def test_one_policy_that_fails_closed_among_open_ones_is_enough(site, unavailable):
+    site.serve(rate_limit(Policy("a", "1/m"), Policy("b", "1/m", on_failure="closed"))(site.view(ok)))
+    assert_refusal(site.get(), status=503, violated=["b"], wait=1)
+
+
+def test_a_shadow_policy_that_fails_closed_refuses_nobody(site, unavailable):
+    site.serve(rate_limit("1/m", on_failure="closed", shadow=True)(site.view(ok)))
+    assert site.get().status_code == 200
+
+
+@both_ways
+def test_a_refund_that_fails_breaks_nothing(site, own, clock):
+    def view(request):
+        own.kill()
+        return HttpResponse("ok")
+
+    site.serve(rate_limit("5/m", charge_when=lambda response: False)(site.view(view)))
+    response = site.get()
+    assert (response.status_code, response.headers["X-RateLimit-Remaining"]) == (200, "4")
+
+
+@both_ways
+def test_a_refusal_by_the_view_after_the_middleware_failed_open_is_a_429(site, settings, configure, clock):
+    """Redis was unavailable for the middleware and available again for the view, whose decision is Redis' own."""
+    configure(POLICIES={"outer": {"rate": "9/m", "key": "ip"}}, MIDDLEWARE=[{"policies": ["outer"]}])
+    there = settings.CACHES
+    limited = rate_limit("1/m", group="g")(as_kind("def", ok))
+
+    def view(request):
+        settings.CACHES = there
+        return limited(request)
+
+    site.serve(view, middleware=[OURS])
+    call(limited, RequestFactory().get("/", REMOTE_ADDR=site.address))
+    settings.CACHES = {**there, "default": {**there["default"], "LOCATION": "unix:///nowhere.sock"}}
+    assert site.get().status_code == 429
+
+
+# Retry-After
+
+
+@pytest.mark.parametrize(
+    ("wait", "seconds"),
+    [(0.001, 1), (0.999, 1), (1.0, 1), (1.001, 2), (59.5, 60), (60.0, 60), (31_536_000.0, 31_536_000)],
+)
+def test_seconds_are_rounded_up(wait, seconds):
+    assert whole_seconds(wait) == seconds
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_that_waits_for_retry_after_is_admitted_and_not_a_second_earlier(algo, clock, kind, scale):
+    """Whatever happened before."""
+    refusals = 0
+    for seed in range(scale(5)):
+        refusals += follow_retry_after(random.Random(f"{algo}-{kind}-{seed}"), algo, clock, kind, scale(100, least=40))
+    assert refusals
+
+
+def follow_retry_after(rng: random.Random, algo: str, clock, kind: str, steps: int) -> int:
+    """Make requests of random costs at random times, and do what each refusal says; return how many there were."""
+    burst = {"burst": rng.randint(1, 12)} if algo == TOKEN_BUCKET and rng.random() < 0.5 else {}
+    limit, window = rng.randint(1, 9), rng.choice([1, 2, 7, 60, 90, 3600])
+    capacity, cost, refusals = burst.get("burst", limit), 1, 0
+    policy = Policy(f"p-{rng.randrange(10**9)}", (limit, window), algo=algo, key="global", **burst)
+    view = rate_limit(policy, cost=lambda request: cost)(as_kind(kind, ok))
+    with caller() as call_one:
+        for _ in range(steps):
+            cost = rng.randint(1, capacity)
+            response = call_one(view)
+            if response.status_code == 429:
+                refusals += 1
+                quota = (capacity, math.ceil(window * capacity / limit))  # a bucket's window is the time that fills it
+                seconds = assert_refusal(response, policies={policy.name: quota}).retry_after
+                clock.tick((seconds - 1) * 1000)
+                assert seconds == 1 or call_one(view).status_code == 429
+                clock.tick(-(seconds - 1) * 1000)
+                assert_waiting_helps(response, lambda: call_one(view), clock)
+            clock.tick(rng.choice([0, 1, rng.randint(0, window * 300), rng.randint(0, window * 1500)]))
+    return refusals
+
+
+def test_the_wait_is_long_enough_for_all_of_several_policies(site, clock, scale):
+    for seed in range(scale(5)):
+        rng = random.Random(seed)
+        policies = [
+            Policy(f"a-{seed}", (rng.randint(1, 3), 10), key="ip", algo=TOKEN_BUCKET),
+            Policy(f"b-{seed}", (rng.randint(2, 5), 60), key="ip"),
+            Policy(f"c-{seed}", (rng.randint(3, 7), 100), key="ip", algo=FIXED_WINDOW),
+        ]
+        site.serve(rate_limit(*policies)(site.view(ok)))
+        for _ in range(15):
+            response = site.get()
+            if response.status_code == 429:
+                assert_refusal(response, policies=[policy.name for policy in policies])
+                assert_waiting_helps(response, site.get, clock)
+            clock.tick(rng.randint(0, 3000))
+
+
+# Cached pages
+
+
+@pytest.mark.parametrize("site", ["wsgi, def", "asgi, def"], indirect=True)  # cache_page is sync
+@pytest.mark.parametrize("alias", ["locmem", "default"])
+def test_a_cached_page_shows_no_figures_of_the_client_that_it_was_made_for(site, settings, alias):
+    settings.CACHES = {**settings.CACHES, "locmem": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    headers = {"X-Site": "x"}
+    view = rate_limit("5/m", key="ip")(site.view(lambda request: HttpResponse("page", headers=headers)))
+    site.serve(cache_page(60, cache=alias)(view))
+    first, second = site.get(), site.get(address="198.51.100.7")
+    assert "X-RateLimit-Remaining" in first.headers
+    assert (second.content, second.headers["X-Site"], second.headers["Content-Type"]) == (
+        b"page",
+        "x",
+        first.headers["Content-Type"],
+    )
+    assert not [name for name in second.headers if "ratelimit" in name.lower()]
+    caches[alias].clear()
+
+
+@pytest.mark.parametrize("site", ["wsgi, def", "asgi, def"], indirect=True)
+def test_the_figures_of_the_middleware_are_on_a_cached_page(site):
+    site.serve(cache_page(60, cache="default")(rate_limit("9/m", key="ip")(site.view(ok))), middleware=[OURS])
+    figures = [site.get(address=address).headers["RateLimit"] for address in (None, None, "198.51.100.7")]
+    assert [text.partition(";")[0] for text in figures[1:]] == ['"default"'] * 2
+    assert [re.search("r=([0-9]+)", text)[1] for text in figures[1:]] == ["3", "4"]

@@ -1,0 +1,450 @@
+"""Throttles for django-ninja: as its own, without state on an instance that requests share, and without blocking."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from django.core.cache import caches
+from django.test import AsyncClient, Client, RequestFactory
+from django.urls import path
+
+ninja = pytest.importorskip("ninja")
+
+from ninja import throttling  # noqa: E402
+from ninja.conf import settings as ninja_settings  # noqa: E402
+from ninja.security import APIKeyHeader  # noqa: E402
+from ninja.testing import TestAsyncClient, TestClient  # noqa: E402
+from rlaas_django import Policy, backend, peek  # noqa: E402
+from rlaas_django.integrations import ninja as ours  # noqa: E402
+from rlaas_django.integrations.ninja import (  # noqa: E402
+    AnonRateThrottle,
+    AuthRateThrottle,
+    PolicyThrottle,
+    SimpleRateThrottle,
+    UserRateThrottle,
+    throttled,
+)
+from rlaas_django.signals import rate_limited  # noqa: E402
+
+from tests.support.http import OURS  # noqa: E402
+from tests.support.internals import overrides  # noqa: E402
+from tests.support.observation import commands_sent, hanging  # noqa: E402
+from tests.support.parallel import in_processes, in_threads  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+numbers = itertools.count()
+COMPACT = "sliding-window-compact-algo"
+
+
+def make_api(**options):
+    return ninja.NinjaAPI(urls_namespace=f"api-{next(numbers)}", docs_url=None, **options)
+
+
+class Site:
+    """An API with one operation, `def` or `async def`, called by ninja's test clients."""
+
+    def __init__(self, kind: str, runner: asyncio.Runner):
+        self.is_async, self.runner = kind == "async", runner
+
+    def serve(self, *throttles, auth=None, view=None, decorated=True, **options):
+        api = make_api()
+        if decorated:
+            api.add_decorator(throttled, mode="view")
+        if self.is_async:
+
+            async def operation(request, number: int = 0):
+                return view(request) if view else "hello"
+        else:
+
+            def operation(request, number: int = 0):
+                return view(request) if view else "hello"
+
+        api.get("/", throttle=[*throttles], auth=auth or ninja.constants.NOT_SET, **options)(operation)
+        self.client = (TestAsyncClient if self.is_async else TestClient)(api)
+        return self
+
+    def get(self, path="/", user=None, **options):
+        if user is not None:
+            options["user"] = SimpleNamespace(pk=user, is_authenticated=True)
+        response = self.client.get(path, **options)
+        return self.runner.run(response) if self.is_async else response
+
+    def statuses(self, count, user=None, **options):
+        return [self.get(user=user, **options).status_code for _ in range(count)]
+
+
+@pytest.fixture(params=["sync", "async"])
+def site(request):
+    with asyncio.Runner() as runner:
+        yield Site(request.param, runner)
+
+
+# As ninja's own
+
+
+@pytest.mark.parametrize(
+    "name", ["BaseThrottle", "SimpleRateThrottle", "AnonRateThrottle", "AuthRateThrottle", "UserRateThrottle"]
+)
+def test_a_throttle_has_the_name_the_bases_and_the_attributes_of_ninja_s(name):
+    mine, theirs = getattr(ours, name), getattr(throttling, name)
+    assert issubclass(mine, theirs)
+    assert all(hasattr(mine, attribute) for attribute in dir(theirs))
+
+
+@pytest.mark.parametrize(
+    ("rate", "parsed"),
+    [
+        *(("3/s", (3, 1)), ("3/sec", (3, 1)), ("3/m", (3, 60)), ("3/min", (3, 60)), ("3/hour", (3, 3600))),
+        *(("3/day", (3, 86_400)), ("3/10m", (3, 600)), ("3/90", (3, 90)), (None, (None, None))),
+    ],
+)
+def test_rates_are_parsed_as_ninja_s(rate, parsed):
+    throttle = AnonRateThrottle("1/s")
+    assert throttle.parse_rate(rate) == parsed
+    assert throttling.AnonRateThrottle("1/s").parse_rate(rate) == parsed
+
+
+def test_the_rate_of_a_scope_comes_from_ninja_s_settings():
+    assert AnonRateThrottle().rate == ninja_settings.DEFAULT_THROTTLE_RATES["anon"]
+    assert UserRateThrottle("5/m").rate == "5/m"
+    with pytest.raises(ValueError, match="'5/month' is not a rate"):
+        UserRateThrottle("5/month")
+
+
+def test_users_on_one_throttle_keep_their_own_counts(site, clock):
+    site.serve(UserRateThrottle("2/m"))
+    users = ["alice", "bob", "alice", "bob", "alice", "bob", None]
+    assert [site.get(user=user).status_code for user in users] == [200] * 4 + [429, 429, 200]
+
+
+def test_a_refusal_tells_each_its_own_wait(site, clock):
+    site.serve(UserRateThrottle("1/m"))
+    site.get(user="alice")
+    clock.tick(20_000)
+    site.get(user="bob")
+    clock.tick(10_000)
+    alice, bob = site.get(user="alice"), site.get(user="bob")
+    assert (alice["Retry-After"], bob["Retry-After"]) == ("30", "50")
+    assert alice.json() == {"detail": "Too many requests."}
+
+
+def test_threads_on_one_throttle_get_their_own_waits():
+    throttle = UserRateThrottle("1/h")
+
+    def ask(n):
+        request = RequestFactory().get("/")
+        request.user = SimpleNamespace(pk=n % 4, is_authenticated=True)
+        return throttle.allow_request(request), throttle.wait()
+
+    found = in_threads(ask, 16)
+    assert sum(allowed for allowed, _ in found) == 4
+    assert all((wait is None) if allowed else 3590 < wait <= 3600 for allowed, wait in found)
+
+
+def test_anonymous_throttles_leave_clients_with_credentials_alone(site, clock):
+    site.serve(AnonRateThrottle("1/m"), auth=lambda request: request.headers.get("X-Key") or "anonymous")
+    assert site.statuses(3, headers={"X-Key": "secret"}) == [200] * 3
+    site.serve(AnonRateThrottle("1/m"))
+    assert site.statuses(2) == [200, 429]
+
+
+def test_credentials_are_counted_and_kept_as_digests(site, clock, client):
+    class Key(APIKeyHeader):
+        param_name = "X-Key"
+
+        def authenticate(self, request, key):
+            return key
+
+    site.serve(AuthRateThrottle("2/m"), auth=Key())
+    assert site.statuses(3, headers={"X-KEY": "first-secret"}) == [200, 200, 429]
+    assert site.statuses(1, headers={"X-KEY": "second-secret"}) == [200]
+    assert site.statuses(1) == [401]
+    keys = b" ".join(client.keys())
+    assert b"token=" in keys
+    assert b"secret" not in keys
+
+
+def test_a_key_of_the_site_s_own_is_what_is_counted(site, clock):
+    class ByTenant(SimpleRateThrottle):
+        scope = "tenant"
+
+        def get_cache_key(self, request):
+            return request.headers.get("X-Tenant")
+
+    site.serve(ByTenant("1/m"))
+    assert site.statuses(2, headers={"X-TENANT": "a"}) == [200, 429]
+    assert site.statuses(1, headers={"X-TENANT": "b"}) == [200]
+    assert site.statuses(3) == [200] * 3
+
+
+def test_throttles_of_an_operation_count_as_ninja_s_do(site, clock):
+    """Each counts every request that it admits, also one that another refuses."""
+    site.serve(UserRateThrottle("2/m"), UserRateThrottle("4/h"))
+    assert site.statuses(5, "alice") == [200, 200, 429, 429, 429]
+    clock.tick(60_000)
+    assert site.statuses(1, "alice") == [429]
+
+
+@pytest.mark.parametrize("user", [None, "alice"])
+def test_it_refuses_as_ninja_s_does(site, clock, monkeypatch, user):
+    class Theirs(throttling.UserRateThrottle):
+        cache = caches["locmem"]
+
+        def timer(self):
+            return clock.ms / 1000
+
+    caches["locmem"].clear()
+    model = Site("sync", site.runner).serve(Theirs("3/m"), decorated=False)
+    site.serve(UserRateThrottle("3/m"))
+    for tick in [0, 5, 5, 5, 30, 20, 1, 1, 60]:
+        clock.tick(tick * 1000)
+        mine, theirs = site.get(user=user), model.get(user=user)
+        assert (mine.status_code, mine.content) == (theirs.status_code, theirs.content)
+        assert mine.get("Retry-After") == theirs.get("Retry-After")
+
+
+def test_throttles_of_the_api_and_of_routers_apply(clock):
+    api, router = make_api(throttle=[AnonRateThrottle("1/m")]), ninja.Router()
+    api.get("/a")(lambda request: "a")
+    router.get("/b")(lambda request: "b")
+    api.add_router("/r", router, throttle=AnonRateThrottle("2/h"))
+    client = TestClient(api)
+    assert [client.get("/a").status_code for _ in range(2)] == [200, 429]
+    assert [client.get("/r/b").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_the_address_is_that_behind_trusted_proxies_unless_ninja_is_told_their_number(configure, monkeypatch):
+    meta = {"REMOTE_ADDR": "10.0.0.1", "HTTP_X_FORWARDED_FOR": "1.1.1.1, 203.0.113.9"}
+    request, throttle = SimpleNamespace(META=meta), AnonRateThrottle("1/m")
+    assert throttle.get_ident(request) == "10.0.0.1"
+    configure(TRUSTED_PROXIES=["10.0.0.0/8"])
+    assert throttle.get_ident(request) == "203.0.113.9"
+    monkeypatch.setattr(ninja_settings, "NUM_PROXIES", 2)
+    assert throttle.get_ident(request) == "1.1.1.1"
+
+
+# PolicyThrottle
+
+
+def test_named_policies_are_all_or_nothing(site, configure, clock):
+    configure(POLICIES={"small": {"rate": "1/m", "key": "user"}, "large": {"rate": "9/m", "key": "user"}})
+    site.serve(PolicyThrottle("large", "small"))
+    assert site.statuses(3, "alice") == [200, 429, 429]
+    assert peek("alice", "large").current_count == 1
+
+
+def test_without_names_it_is_the_default_policy(site, configure, clock):
+    configure(MAX_REQUESTS=1)
+    site.serve(PolicyThrottle())
+    assert site.statuses(2, "alice") == [200, 429]
+
+
+def test_a_policy_of_several_throttles_is_charged_once(site, clock):
+    shared = Policy("shared", "3/m", key="global")
+    site.serve(PolicyThrottle(shared), PolicyThrottle(shared, Policy("other", "9/m", key="global")))
+    assert site.statuses(4) == [200] * 3 + [429]
+
+
+# Async
+
+
+def test_async_operations_wait_without_blocking_the_loop(own, clock):
+    async def beats_while_redis_hangs(client) -> int:
+        beats = 0
+
+        async def beat():
+            nonlocal beats
+            while True:
+                await asyncio.sleep(0.01)
+                beats += 1
+
+        task = asyncio.create_task(beat())
+        await client.get("/")
+        task.cancel()
+        return beats
+
+    with asyncio.Runner() as runner:
+        client = Site("async", runner).serve(AnonRateThrottle("9/m"), PolicyThrottle()).client
+        runner.run(client.get("/"))
+        with hanging(own, 0.5):
+            assert runner.run(beats_while_redis_hangs(client)) > 10
+
+
+def test_all_throttles_of_an_async_operation_take_one_round_trip(own, monkeypatch, clock):
+    messages, run = [], backend.aexecute_each
+    monkeypatch.setattr(backend, "aexecute_each", lambda *args: messages.append(1) or run(*args))
+    with asyncio.Runner() as runner:
+        site = Site("async", runner).serve(UserRateThrottle("9/m"), UserRateThrottle("99/h"), PolicyThrottle())
+        site.get(user="alice")
+        messages.clear()
+        with commands_sent(own.url) as names:
+            assert site.get(user="alice").status_code == 200
+    assert names == ["EVALSHA"] * 3
+    assert len(messages) == 1
+
+
+def test_interleaved_requests_of_one_loop_keep_their_own_counts(clock):
+    async def ask(client):
+        user = {name: SimpleNamespace(pk=name, is_authenticated=True) for name in ("alice", "bob", "carol")}
+        asked = [client.get("/", user=user[name]) for name in ["alice", "bob", "carol"] * 5]
+        return [response.status_code for response in await asyncio.gather(*asked)]
+
+    with asyncio.Runner() as runner:
+        client = Site("async", runner).serve(UserRateThrottle("2/m")).client
+        found = runner.run(ask(client))
+    assert all(found[i::3].count(200) == 2 for i in range(3))
+
+
+def test_a_request_that_is_not_valid_is_counted(site, clock):
+    site.serve(UserRateThrottle("2/m"))
+    assert [site.get("/?number=x", user="alice").status_code for _ in range(3)] == [422, 422, 429]
+    assert site.get(user="alice")["Retry-After"] == "60"
+
+
+def test_without_the_decorator_async_operations_are_limited_and_the_log_tells_what_to_write(clock, log_lines):
+    ours._warn.cache_clear()
+    with asyncio.Runner() as runner:
+        site = Site("async", runner).serve(UserRateThrottle("2/m"), decorated=False)
+        assert site.statuses(3, "alice") == [200, 200, 429]
+    assert len(log_lines("waits for Redis in the event loop")) == 1
+
+
+def test_the_decorator_is_for_operations():
+    with pytest.raises(TypeError, match=r"api.add_decorator\(throttled, mode"):
+        throttled(lambda request: None)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_user_of_the_session_and_a_key_that_uses_the_database_are_found(settings, clock):
+    from django.contrib.auth.models import User
+
+    def name(request):
+        return User.objects.values_list("username", flat=True).get()
+
+    api = make_api(throttle=[UserRateThrottle("2/m"), PolicyThrottle(Policy("named", "9/m", key=name))])
+    api.add_decorator(throttled, mode="view")
+
+    @api.get("/")
+    async def operation(request):
+        return request.user.username
+
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("", api.urls)]})
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+    ]
+    user, client = User.objects.create(username="alice"), AsyncClient()
+
+    async def ask():
+        await client.aforce_login(user)
+        return [(await client.get("/")).status_code for _ in range(3)]
+
+    assert asyncio.run(ask()) == [200, 200, 429]
+    assert peek("alice", Policy("named", "9/m", key=name)).current_count == 3
+
+
+def test_streams_are_limited(clock):
+    api = make_api()
+    api.add_decorator(throttled, mode="view")
+
+    @api.get("/", throttle=[AnonRateThrottle("1/m")], response=ninja.streaming.JSONL[int])
+    async def numbers_(request):
+        yield 1
+
+    with asyncio.Runner() as runner:
+        client = TestAsyncClient(api)
+        found = [runner.run(client.get("/")) for _ in range(2)]
+        assert [response.status_code for response in found] == [200, 429]
+
+
+# Responses and operation
+
+
+def test_the_decorator_adds_the_headers(site, clock):
+    site.serve(UserRateThrottle("1/m"))
+    assert site.get(user="alice")["RateLimit"] == '"ninja.user-60s";r=0;t=60'
+    refused = site.get(user="alice")
+    assert (refused["RateLimit"], refused["Retry-After"]) == ('"ninja.user-60s";r=0;t=60', "60")
+
+
+def test_the_middleware_adds_the_headers(settings, configure, clock):
+    configure(MAX_REQUESTS=50)
+    api = make_api(throttle=[AnonRateThrottle("1/m")])
+    api.get("/")(lambda request: "hello")
+    settings.ROOT_URLCONF, settings.MIDDLEWARE = type("urls", (), {"urlpatterns": [path("", api.urls)]}), [OURS]
+    assert Client().get("/")["RateLimit"] == '"default";r=49;t=60, "ninja.anon-60s";r=0;t=60'
+    refused = Client().get("/")
+    assert (refused.status_code, refused["Retry-After"]) == (429, "60")
+
+
+def test_where_nothing_limits_there_are_no_headers(settings, configure, clock):
+    configure(POLICIES={"search": {"rate": "3/m"}}, MIDDLEWARE=[{"path": "/search/", "policies": ["search"]}])
+    api = make_api(auth=lambda request: "secret", throttle=[AnonRateThrottle("1/m")])
+    api.add_decorator(throttled, mode="view")
+    api.get("/")(lambda request: "hello")
+    settings.ROOT_URLCONF, settings.MIDDLEWARE = type("urls", (), {"urlpatterns": [path("", api.urls)]}), [OURS]
+    response = Client().get("/")
+    assert response.status_code == 200
+    assert [name for name in response.headers if "ratelimit" in name.lower()] == []
+
+
+def test_refusals_are_signalled(site, clock):
+    seen = []
+    rate_limited.connect(receiver := lambda decision, **_: seen.append(decision.policy.name))
+    site.serve(UserRateThrottle("1/m")).statuses(2, "alice")
+    rate_limited.disconnect(receiver)
+    assert seen == ["ninja.user-60s"]
+
+
+def test_an_override_of_a_user_applies(site, clock):
+    site.serve(UserRateThrottle("9/m"))
+    overrides.publish("alice", [overrides.Override("alice", "*", overrides.BLOCK, clock.ms + 90_000)])
+    assert site.get(user="alice")["Retry-After"] == "90"
+    assert site.get(user="bob").status_code == 200
+
+
+def test_nothing_is_limited_while_rate_limiting_is_off(site, configure):
+    configure(ENABLED=False)
+    site.serve(UserRateThrottle("1/m"), PolicyThrottle())
+    assert site.statuses(9, "alice") == [200] * 9
+
+
+def test_without_redis_a_throttle_fails_open_or_closed(site, redis_unavailable, clock):
+    class Closed(UserRateThrottle):
+        on_failure = "closed"
+
+    assert site.serve(UserRateThrottle("1/m")).statuses(3, "alice") == [200] * 3
+    assert site.serve(Closed("1/m")).statuses(1, "alice") == [429]
+
+
+@pytest.mark.slow
+def test_sixteen_processes_admit_exactly_the_limit():
+    assert sum(in_processes(admitted, 16)) == 100
+
+
+def admitted(_) -> int:
+    with asyncio.Runner() as runner:
+        return Site("sync", runner).serve(UserRateThrottle("100/h")).statuses(60, "alice").count(200)
+
+
+# The page
+
+
+def test_the_examples_of_the_page_run(configure, clock):
+    configure(POLICIES={"search": {"rate": "2/m", "key": "ip"}})
+    text = (ROOT / "docs" / "ninja.md").read_text()
+    names: dict = {"__name__": "documented"}
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        exec(compile(block, "ninja.md", "exec"), names)
+    with asyncio.Runner() as runner:
+        client = TestAsyncClient(names["api"])
+        found = [runner.run(client.get("/search")) for _ in range(3)]
+        assert [response.status_code for response in found] == [200, 200, 429]
+        assert found[0].json() == {"remaining": 1}
+        assert found[2]["Retry-After"] == "60"
+        assert [runner.run(client.get("/users")).status_code for _ in range(11)] == [*[200] * 10, 429]

@@ -1,0 +1,308 @@
+"""The names inside the package that tests use, in one place: when a module moves, this file alone changes."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+
+from rlaas_django import backend, conf
+from rlaas_django import limiter as limiter_module
+from rlaas_django.backend import UnavailableError
+from rlaas_django.backend import circuit_breaker as breaker_module
+from rlaas_django.backend import pool as pool_module
+from rlaas_django.backend.circuit_breaker import CircuitBreaker
+from rlaas_django.backend.commands import pack
+from rlaas_django.backend.connection import ConnectionOptions
+from rlaas_django.backend.errors import NextAttempt, next_attempt
+from rlaas_django.backend.pool import Pool
+from rlaas_django.backend.scripts import FILES as LUA_FILES
+from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
+from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
+from rlaas_django.checks.server import check_eviction, check_rights
+from rlaas_django.checks.settings import check_proxies, check_settings, check_shared_cache
+from rlaas_django.conf import POLICY_OPTIONS
+from rlaas_django.core.decision import Decision, Outcome, passes, strictest
+from rlaas_django.core.keys import ENDINGS as KEY_ENDINGS
+from rlaas_django.core.keys import EncodedIdentity, counter_key, decode, encode, parse_counter_key
+from rlaas_django.core.keys import identify as identify_with
+from rlaas_django.core.policy import (
+    ALGORITHMS,
+    FIXED_WINDOW,
+    KEY_PREFIXES,
+    KEYS,
+    SLIDING_WINDOW,
+    SLIDING_WINDOW_COMPACT,
+    SLIDING_WINDOW_COUNTER,
+    TOKEN_BUCKET,
+    YEAR,
+    Policy,
+    Rate,
+)
+from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
+from rlaas_django.core.text import fold
+from rlaas_django.http import responses
+from rlaas_django.http import rules as http_rules
+from rlaas_django.http.identity import client_address
+from rlaas_django.http.responses import whole_seconds
+from rlaas_django.limiter import acheck_each, check_each, networks, overrides, refund_units, refusal_cache
+from rlaas_django.limiter import local as local_module
+from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
+from rlaas_django.limiter.policy_set import Check, CompiledPolicySet, compile_policies
+from rlaas_django.limiter.policy_set import plan as check_plan
+from rlaas_django.management.commands._rlaas import SUBCOMMANDS, diagnosis
+from rlaas_django.management.commands._rlaas.output import Output as CommandOutput
+from rlaas_django.management.commands._rlaas.output import Styled
+from rlaas_django.management.commands._rlaas.plan import PREFERRED, REASONS
+from rlaas_django.management.commands._rlaas.plan import predict as predict_memory
+from rlaas_django.management.commands.rlaas import Command as RlaasCommand
+from rlaas_django.replay.execution import Replay
+from rlaas_django.replay.log_lines import LineParser, parse_time
+from rlaas_django.replay.log_lines import Request as LogRequest
+from rlaas_django.replay.policies import parse_policy
+from rlaas_django.replay.report import report as replay_report
+from rlaas_django.replay.sources import Log
+from rlaas_django.replay.timeline import STEPS, Timeline
+from rlaas_django.replay.usage import MEASURE
+from rlaas_django.runtime import log, observers, registry
+from rlaas_django.service import auth as service_auth
+from rlaas_django.service import receipts
+from rlaas_django.service import urls as service_urls
+from rlaas_django.service.parsing import FIELDS
+from rlaas_django.stats import background, recorder
+from rlaas_django.stats.background import run as run_background_jobs
+from rlaas_django.stats.reader import minutes as read_minutes
+from rlaas_django.stats.reader import refusals as read_refusals
+from rlaas_django.stats.reader import total
+from rlaas_django.stats.reader import totals as statistics_totals
+from rlaas_django.stats.recorder import flush as flush_statistics
+
+__all__ = [
+    "ALGORITHMS",
+    "DEFAULTS",
+    "FIELDS",
+    "FIXED_WINDOW",
+    "KEYS",
+    "KEY_ENDINGS",
+    "KEY_PREFIXES",
+    "POLICY_OPTIONS",
+    "RULE_OPTIONS",
+    "SCRIPTS",
+    "SLIDING_WINDOW",
+    "SLIDING_WINDOW_COMPACT",
+    "SLIDING_WINDOW_COUNTER",
+    "STEPS",
+    "SUBCOMMANDS",
+    "TOKEN_BUCKET",
+    "TOPOLOGY_THREAD",
+    "YEAR",
+    "Check",
+    "CircuitBreaker",
+    "ClusterTopology",
+    "CommandOutput",
+    "CompiledPolicySet",
+    "ConnectionOptions",
+    "Decision",
+    "EncodedIdentity",
+    "LineParser",
+    "LocalLimit",
+    "LocalLimiter",
+    "LocalReply",
+    "Log",
+    "LogRequest",
+    "NextAttempt",
+    "Outcome",
+    "Policy",
+    "Pool",
+    "Rate",
+    "Refresher",
+    "Replay",
+    "RlaasCommand",
+    "SentinelTopology",
+    "Styled",
+    "Timeline",
+    "UnavailableError",
+    "acheck_each",
+    "algorithm_tables",
+    "breaker_module",
+    "cached_refusals",
+    "check_each",
+    "check_eviction",
+    "check_plan",
+    "check_proxies",
+    "check_rights",
+    "check_settings",
+    "check_shared_cache",
+    "circuit_breaker",
+    "client_address",
+    "compile_policies",
+    "conf",
+    "connection_pool",
+    "counter_key",
+    "decode",
+    "diagnosis",
+    "encode",
+    "escape_for_log",
+    "exempt_views",
+    "flush_statistics",
+    "fold",
+    "forget_limits",
+    "forget_loaded_urls",
+    "have_no_background_thread",
+    "header_module",
+    "identify",
+    "limiter_module",
+    "limits_in_use",
+    "local_limiter",
+    "local_module",
+    "log",
+    "networks",
+    "next_attempt",
+    "observers",
+    "overrides",
+    "pack_words",
+    "parse_counter_key",
+    "parse_policy",
+    "parse_time",
+    "passes",
+    "paused_background",
+    "pool_module",
+    "predict_memory",
+    "read_minutes",
+    "read_refusals",
+    "receipts",
+    "recorder",
+    "redis_client",
+    "redis_key",
+    "refresh_is_due",
+    "refund_units",
+    "replay_report",
+    "reset_statistics",
+    "restore_limits",
+    "run_background_jobs",
+    "script_for",
+    "service_auth",
+    "service_urls",
+    "single_server",
+    "statistics_totals",
+    "strictest",
+    "total",
+    "unique_id",
+    "whole_seconds",
+]
+
+DEFAULTS = conf.DEFAULTS
+exempt_views = registry.exempt_views
+escape_for_log = log.escaped
+header_module = responses  # the one that names headers
+reset_statistics = recorder.reset
+TOPOLOGY_THREAD = "rlaas_django topology"
+
+
+def redis_client(alias: str):
+    """Return the client of a cache, for a test to look into Redis."""
+    return wrap_client(backend.redis_client(alias))
+
+
+def wrap_client(client):
+    """Return the client as it is; tests/support/on_cluster.py puts its own in place of this."""
+    return client
+
+
+def have_no_background_thread() -> None:
+    """Have no thread write statistics, until the next reset: tests count the commands and connections of decisions."""
+    background.state.pid, background.state.last_round = os.getpid(), math.inf
+
+
+def paused_background() -> threading.Lock:
+    """Return a lock that lets no round of the background thread run while it is held."""
+    return background.state.round_lock
+
+
+def circuit_breaker() -> CircuitBreaker:
+    """Return the breaker of the server that the limiter uses."""
+    return single_server().breaker
+
+
+def connection_pool() -> Pool:
+    """Return the connections to the server that the limiter uses."""
+    return single_server()._pool
+
+
+# The limits that decorators have registered, which the system checks and the admin read.
+
+
+def limits_in_use() -> tuple[set, set, dict]:
+    return set(registry.sources), set(registry.refundable), dict(registry.adapter_policies)
+
+
+def restore_limits(before: tuple[set, set, dict]) -> None:
+    """Forget the limits that were registered since, and bring back those that were forgotten."""
+    sources, refundable, adapter_policies = before
+    registry.adapter_policies.clear()
+    registry.adapter_policies.update(adapter_policies)
+    registry.sources.intersection_update(sources)
+    registry.sources.update(sources)
+    registry.refundable.intersection_update(refundable)
+
+
+def forget_limits() -> None:
+    registry.sources.clear()
+    registry.adapter_policies.clear()
+
+
+def algorithm_tables() -> dict:
+    """Return what has an entry per algorithm, by name."""
+    from rlaas_django.admin.policy_pages import ALGORITHM_NAMES  # needs the apps
+
+    return {
+        "ENDINGS": KEY_ENDINGS,
+        "FILES": LUA_FILES,
+        "PREFERRED": PREFERRED,
+        "REASONS": REASONS,
+        "MEASURE": MEASURE,
+        "ALGORITHM_NAMES": ALGORITHM_NAMES,
+    }
+
+
+def identify(identity, policy: Policy) -> str:
+    """Return the encoded identity under the present settings."""
+    return identify_with(identity, policy, conf.config().encoding)
+
+
+def redis_key(policy: Policy, identity: str, algo: str, window: int) -> str:
+    return counter_key(policy.name, algo, window, hash_tag=False).key(identity)
+
+
+def script_for(*algorithms: str):
+    """Return the script that decides policies of these algorithms."""
+    return for_algorithms(algorithms)
+
+
+def single_server():
+    """Return the server of the present settings, with its circuit breaker."""
+    return backend.topology().master
+
+
+def cached_refusals() -> int:
+    """Return how many refusals this process has cached."""
+    return len(refusal_cache.cached_refusals().entries)
+
+
+def unique_id() -> str:
+    return check_plan("alice", None, 1).pack().unique
+
+
+def pack_words(words) -> bytes:
+    """Return a command as hiredis packs it."""
+    return pack(words)
+
+
+def refresh_is_due() -> bool:
+    """Return whether the topology of a Cluster or of Sentinels is being refreshed, or will be."""
+    return any(thread.name == TOPOLOGY_THREAD for thread in threading.enumerate())
+
+
+def forget_loaded_urls() -> None:
+    """Have the middleware import the URLs with its next request, as with the first one of a process."""
+    http_rules._loaded.clear()

@@ -28,20 +28,23 @@ from .adjusting import (
     refund_call,
     refund_later,
 )
-from .policy_set import Check, CompiledPolicySet, compile_policies, plan
+from .policy_set import Check, CompiledPolicySet, compile_policies, plan, plan_encoded
 from .slots import SlotCheck
 
 __all__ = [
     "acheck",
     "acheck_each",
+    "adecide",
     "apeek",
     "arefund",
     "areset",
     "check",
     "check_each",
+    "decide",
     "peek",
     "peek_each",
     "plan",
+    "plan_encoded",
     "refund",
     "refund_later",
     "refund_units",
@@ -67,6 +70,14 @@ def check(
     >>> check({"user": "42", "ip": "203.0.113.9"}, ["burst", Policy("site", "1000/m", key="ip")])
     """
     planned = plan(identity, policy, cost)
+    decision = decide(planned)
+    if observers.observers and source is not None and planned.policy_set.enabled:
+        observers.observe(decision, source)
+    return decision
+
+
+def decide(planned: Check) -> Decision:
+    """Decide a planned check, and charge when allowed; nobody observes it."""
     policy_set = planned.policy_set
     decision: Decision | None = (
         policy_set.refusals.find(planned) if policy_set.refusals.entries else None
@@ -84,8 +95,6 @@ def check(
                 policy_set.refusals.store(planned, decision, planned.sent_at)
     elif decision is None:
         decision = _decide_in_parts(planned)
-    if observers.observers and source is not None and policy_set.enabled:
-        observers.observe(decision, source)
     return decision
 
 
@@ -98,6 +107,14 @@ async def acheck(
 ) -> Decision:
     """As `check`, natively async. If the caller is cancelled, what was charged is refunded."""
     planned = plan(identity, policy, cost)
+    decision = await adecide(planned)
+    if observers.observers and source is not None and planned.policy_set.enabled:
+        observers.observe(decision, source)
+    return decision
+
+
+async def adecide(planned: Check) -> Decision:
+    """As `decide`, natively async. If the caller is cancelled, it is refunded."""
     policy_set = planned.policy_set
     decision: Decision | None = (
         policy_set.refusals.find(planned) if policy_set.refusals.entries else None
@@ -116,8 +133,6 @@ async def acheck(
                 policy_set.refusals.store(planned, decision, planned.sent_at)
     elif decision is None:
         decision = await _adecide_in_parts(planned)
-    if observers.observers and source is not None and policy_set.enabled:
-        observers.observe(decision, source)
     return decision
 
 

@@ -451,6 +451,32 @@ def plan(
     return check
 
 
+def plan_encoded(
+    policy_set: CompiledPolicySet,
+    identities: tuple[str, ...],
+    cost: int,
+    address: str = "",
+) -> Check:
+    """Return the check of encoded identities, one per policy.
+
+    `address` is that of the client, for overrides of networks; it is needed only
+    while there are some (`networks.current`).
+    """
+    if type(cost) is not int or cost < 0:
+        raise ValueError(f"The cost {shown(cost)} is not a whole number of at least 0.")
+    charge = True
+    if cost != 1:
+        policy_set.check_cost(cost)
+        charge = cost > 0
+        cost = min(cost, NEVER_FITS)
+    check = Check(policy_set, identities, cost, charge)
+    if networks.current is not None:
+        check.network_overrides = networks.override_texts(
+            networks.current, {"ip": address}, policy_set.policies, identities
+        )
+    return check
+
+
 def compile_policies(policy: Policies) -> CompiledPolicySet:
     """Return the compiled set of a policy, of its name, or of several; None is the default policy."""
     config = conf.config()
@@ -463,7 +489,7 @@ def compile_policies(policy: Policies) -> CompiledPolicySet:
     elif not isinstance(policy, Policy):
         policy = (policy,) if isinstance(policy, str) else tuple(policy)
         key = (*policy, *map(type, policy))
-    found: CompiledPolicySet | None = config.compiled.get(key)
+    found: CompiledPolicySet | None = config.derived.policy_sets.get(key)
     return found or _compile(policy, key, config)
 
 
@@ -479,9 +505,9 @@ def _compile(policy: Policies, key: Any, config: Config) -> CompiledPolicySet:
         raise ValueError(
             "There is no policy to check; name one, or leave it out for the default."
         )
-    if len(config.compiled) >= MAX_COMPILED:
-        config.compiled.clear()
-    config.compiled[key] = policy_set = CompiledPolicySet(
+    if len(config.derived.policy_sets) >= MAX_COMPILED:
+        config.derived.policy_sets.clear()
+    config.derived.policy_sets[key] = policy_set = CompiledPolicySet(
         tuple(chosen.values()), config, backend.topology()
     )
     return policy_set

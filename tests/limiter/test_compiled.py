@@ -130,4 +130,4 @@ def test_policies_made_for_each_call_fill_no_memory(configure):
 
     for n in range(compiled.MAX_COMPILED + 10):
         compile_policies(Policy(f"p{n}", "5/m"))
-    assert len(compiled.conf.config().compiled) <= compiled.MAX_COMPILED
+    assert len(compiled.conf.config().derived.policy_sets) <= compiled.MAX_COMPILED

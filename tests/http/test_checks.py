@@ -159,7 +159,7 @@ class OwnMiddleware(RateLimitMiddleware):
     pass
 
 
-@pytest.mark.parametrize("ours", [OURS, "tests.support.http.test_checks.OwnMiddleware"])
+@pytest.mark.parametrize("ours", [OURS, "tests.http.test_checks.OwnMiddleware"])
 def test_the_middleware_may_be_a_subclass(settings, configure, ours):
     settings.MIDDLEWARE = [AUTHENTICATION, ours]
     configure(MIDDLEWARE=[{"path": "/api/", "exempt": True}])

@@ -290,7 +290,9 @@ def cached_refusals() -> int:
 
 
 def unique_id() -> str:
-    return check_plan("alice", None, 1).pack().unique
+    check = check_plan("alice", None, 1)
+    check.pack()
+    return check.unique
 
 
 def pack_words(words) -> bytes:

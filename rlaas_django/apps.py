@@ -22,13 +22,12 @@ class RlaasDjangoConfig(AppConfig):
 
 
 def _register_background_jobs() -> None:
-    from .backend import UnavailableError as ignored
     from .limiter import networks
     from .operators.restoring import restore_lost_overrides
-    from .runtime.background import register
+    from .runtime.background import AT_EXIT, AT_START, WHEN_STALLED, register
     from .stats import recorder
 
     # At once, so that overrides of networks are in force within a second.
-    register(networks.refresh, ignored=ignored, at_start=True, when_stalled=True)
-    register(recorder.flush, ignored=ignored, when_stalled=True, at_exit=True)
-    register(restore_lost_overrides, ignored=ignored)
+    register(networks.refresh, AT_START, WHEN_STALLED)
+    register(recorder.flush, WHEN_STALLED, AT_EXIT)
+    register(restore_lost_overrides)

@@ -33,8 +33,9 @@ process.on_fork(state.reset)
 def restore_lost_overrides() -> None:
     """Write to Redis what it lacks of the overrides in the database.
 
-    All of them at once after Redis was emptied. Every 30 seconds they are also compared:
-    Redis may have evicted some, or was unavailable when they were set or ended.
+    All of them at once after Redis was emptied. Every 30 seconds they are also
+    compared: Redis may have evicted some, or was unavailable when they were set or
+    ended.
     """
     now = time.monotonic()
     if now < min(state.next_restore, state.next_comparison) or not _has_database():

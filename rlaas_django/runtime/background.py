@@ -12,9 +12,8 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from django.db import connections
 
@@ -27,26 +26,12 @@ STALLED_AFTER = 5.0  # seconds without a round
 EXIT_TIMEOUT = 2.0  # seconds that a process waits at its end for a round in progress
 
 
-@dataclass(frozen=True)
-class Job:
-    """A function that each round calls, and when else it is called."""
+# When a job also runs, beside in each round.
+AT_START = "at start"  # as soon as the thread starts
+WHEN_STALLED = "when stalled"  # in a request that finds the thread stalled
+AT_EXIT = "at exit"  # at the end of the process
 
-    function: Callable[[], object]
-    ignored: type[Exception] | tuple[()]
-    at_start: bool
-    when_stalled: bool
-    at_exit: bool
-
-    def run(self) -> None:
-        """Call the function; an error is logged, and fails no request and no other job."""
-        try:
-            self.function()
-        except self.ignored:
-            pass
-        except Exception as error:  # noqa: BLE001
-            module = self.function.__module__.rpartition(".")[2]
-            name = f"{module}.{self.function.__name__}"
-            log.error("Background job %s failed: %s", name, log.escaped(repr(error)))
+Job = Callable[[], object]
 
 
 class State:
@@ -63,32 +48,20 @@ class State:
         """
         self.start_lock = threading.Lock()
         self.round_lock = threading.Lock()
-        # Compared on each request: a server written in C may fork without Python's hooks.
+        # Compared on each request: a server in C may fork without Python's hooks.
         self.pid: int | None = None
         self.thread: threading.Thread | None = None
         self.last_round = 0.0
 
 
-jobs: dict[Callable[[], object], Job] = {}  # in the order in which they run
+jobs: dict[Job, tuple[str, ...]] = {}  # with the moments when they also run
 state = State()
 process.on_fork(state.reset)
 
 
-def register(
-    function: Callable[[], object],
-    *,
-    ignored: type[Exception] | tuple[()] = (),
-    at_start: bool = False,
-    when_stalled: bool = False,
-    at_exit: bool = False,
-) -> None:
-    """Have a function called in each round.
-
-    It is also called as soon as the thread starts, by a request where the thread has
-    stalled, and at the end of the process, as asked for. Errors that are `ignored` have
-    been logged where they were raised.
-    """
-    jobs[function] = Job(function, ignored, at_start, when_stalled, at_exit)
+def register(job: Job, *moments: str) -> None:
+    """Have a job run in each round, and at the given moments."""
+    jobs[job] = moments
 
 
 def wake() -> None:
@@ -96,25 +69,40 @@ def wake() -> None:
     if state.pid != os.getpid():
         _start()
     elif time.monotonic() - state.last_round > STALLED_AFTER and not _in_event_loop():
-        _run_round(job for job in jobs.values() if job.when_stalled)
+        _run_round(_jobs_for(WHEN_STALLED))
 
 
 def run(wait: float = 0) -> None:
-    """Run a round now; while one is in progress, wait up to `wait` seconds, then skip."""
-    _run_round(jobs.values(), wait)
+    """Run a round now; skip it if one is still in progress after `wait` seconds."""
+    _run_round([*jobs], wait)
 
 
-def _run_round(chosen: Iterable[Job], wait: float = 0) -> None:
+def _jobs_for(moment: str) -> list[Job]:
+    return [job for job, moments in jobs.items() if moment in moments]
+
+
+def _run_round(jobs: Sequence[Job], wait: float = 0) -> None:
     lock = state.round_lock
     if not lock.acquire(timeout=wait):
         return
 
     try:
-        for job in [*chosen]:
-            job.run()
+        for job in jobs:
+            _run_job(job)
     finally:
         state.last_round = time.monotonic()
         lock.release()
+
+
+def _run_job(job: Job) -> None:
+    """Run a job; an error fails no request and no other job."""
+    try:
+        job()
+    except log.LoggedError:
+        pass
+    except Exception as error:  # noqa: BLE001
+        name = f"{job.__module__.rpartition('.')[2]}.{job.__name__}"
+        log.error("Background job %s failed: %s", name, log.escaped(repr(error)))
 
 
 def _in_event_loop() -> bool:
@@ -143,11 +131,11 @@ def _start() -> None:
 
 
 def _run_last_jobs() -> None:
-    _run_round((job for job in jobs.values() if job.at_exit), EXIT_TIMEOUT)
+    _run_round(_jobs_for(AT_EXIT), EXIT_TIMEOUT)
 
 
 def _loop() -> None:
-    _run_round(job for job in jobs.values() if job.at_start)
+    _run_round(_jobs_for(AT_START))
 
     while True:
         time.sleep(INTERVAL)
@@ -155,4 +143,4 @@ def _loop() -> None:
             return  # the state was reset, and has another thread
 
         run()
-        connections.close_all()  # the database connections that jobs opened in this thread
+        connections.close_all()  # which jobs opened in this thread, to the database

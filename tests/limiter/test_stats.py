@@ -455,7 +455,7 @@ class TestBackground:
             raise backend.UnavailableError("closed")
 
         monkeypatch.setattr(background, "jobs", dict(background.jobs))
-        background.register(flush, ignored=backend.UnavailableError)
+        background.register(flush)
         background.run(20)
         assert "flush failed" not in caplog.text
 
@@ -525,7 +525,7 @@ class TestStalledThread:
     async def test_nothing_is_flushed_in_an_event_loop(self, monkeypatch):
         rounds = []
         monkeypatch.setattr(background, "jobs", {})
-        background.register(lambda: rounds.append("in the event loop"), when_stalled=True)
+        background.register(lambda: rounds.append("in the event loop"), background.WHEN_STALLED)
         monkeypatch.setattr(background.state, "last_round", time.monotonic() - 60)
         background.wake()
         assert not rounds

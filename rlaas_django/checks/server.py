@@ -95,8 +95,8 @@ def _decide() -> None:
     ]
     planned = limiter.plan(NAME, policies, 1)
     call = planned.pack()
-    decision = backend.execute(
+    reply = backend.execute(
         planned.policy_set.topology, call, admin_timeout=backend.ADMIN_TIMEOUT
     )
-    limiter.refund(decision)
+    limiter.refund(planned.read(reply))
     limiter.reset(NAME, policies)

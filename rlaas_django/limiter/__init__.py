@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import product
 from time import monotonic
+from typing import Any
 
 from .. import backend, conf, signals
 from ..backend import ADMIN_TIMEOUT, Call, UnavailableError, script_call
@@ -23,10 +24,10 @@ from .adjusting import (
     arefund_all,
     decided_arguments,
     refund,
-    refund_abandoned,
     refund_all,
     refund_call,
     refund_later,
+    refundable_call,
 )
 from .policy_set import Check, CompiledPolicySet, compile_policies, plan, plan_encoded
 from .slots import SlotCheck
@@ -85,15 +86,16 @@ def decide(planned: Check) -> Decision:
     )
     if decision is None and policy_set.in_one_call:
         try:
-            decision = backend.execute(policy_set.topology, planned.pack())
+            call = planned.pack()
+            decision = planned.read(backend.execute(policy_set.topology, call))
         except UnavailableError as error:
             decision = fallback.decide_all(planned)
             signals.send(signals.backend_failed, error=error, decision=decision)
         else:
             if observers.measures_latency:
-                decision.latency = monotonic() - planned.sent_at
+                decision.latency = monotonic() - call.sent_at
             if not decision.allowed:
-                policy_set.refusals.store(planned, decision, planned.sent_at)
+                policy_set.refusals.store(planned, decision, call.sent_at)
     elif decision is None:
         decision = _decide_in_parts(planned)
     return decision
@@ -120,18 +122,18 @@ async def adecide(planned: Check) -> Decision:
     decision: Decision | None = (
         policy_set.refusals.find(planned) if policy_set.refusals.entries else None
     )
-    planned.on_abandoned = refund_abandoned
     if decision is None and policy_set.in_one_call:
         try:
-            decision = await backend.aexecute(policy_set.topology, planned.pack())
+            call = refundable_call(planned)
+            decision = planned.read(await backend.aexecute(policy_set.topology, call))
         except UnavailableError as error:
             decision = fallback.decide_all(planned)
             await _asend_failed(error, decision)
         else:
             if observers.measures_latency:
-                decision.latency = monotonic() - planned.sent_at
+                decision.latency = monotonic() - call.sent_at
             if not decision.allowed:
-                policy_set.refusals.store(planned, decision, planned.sent_at)
+                policy_set.refusals.store(planned, decision, call.sent_at)
     elif decision is None:
         decision = await _adecide_in_parts(planned)
     return decision
@@ -181,9 +183,7 @@ async def acheck_each(checks: Sequence[Check]) -> list[Decision]:
         for i, check in enumerate(checks)
         if decisions[i] is None and check.in_one_slot
     ]
-    for check in checks:
-        check.on_abandoned = refund_abandoned if check.charge else None
-    calls = [checks[i].pack() for i in pending]
+    calls = [refundable_call(checks[i]) for i in pending]
     results = await backend.aexecute_each(backend.topology(), calls)
     for i, result in zip(pending, results, strict=True):
         decisions[i] = _settle(checks[i], result, started)
@@ -270,9 +270,10 @@ def peek_each(pairs: Sequence[tuple[Policy, str]]) -> tuple[Outcome, ...]:
             check.network_overrides = networks.override_texts_of_each(
                 part.policies, check.identities
             )
-            decision = backend.execute(
+            reply = backend.execute(
                 topology, check.pack(), admin_timeout=backend.ADMIN_TIMEOUT
             )
+            decision = check.read(reply)
             outcome_at.update(zip(group, decision.outcomes, strict=True))
         found += (outcome_at[i] for i in range(len(policies)))
     return tuple(found)
@@ -282,7 +283,7 @@ def refund_units(identity: Identity, policy: Policy, units: int) -> int:
     """Refund some units of an identity's usage, the newest first; return how many there were."""
     peeked = plan(identity, policy, 1, charge=False)
     policy_set, topology = peeked.policy_set, peeked.policy_set.topology
-    reply = backend.execute(topology, peeked.pack(), admin_timeout=ADMIN_TIMEOUT).reply
+    reply = backend.execute(topology, peeked.pack(), admin_timeout=ADMIN_TIMEOUT)
     (arguments,) = decided_arguments(peeked, reply)
     call = refund_call(policy_set.keys(peeked.identities), ("", units, *arguments, 0))
     refunded = int(sum(backend.execute(topology, call)))
@@ -291,16 +292,17 @@ def refund_units(identity: Identity, policy: Policy, units: int) -> int:
 
 
 def _settle(
-    check: Check, result: Decision | UnavailableError, started: float
+    check: Check, reply: list[Any] | UnavailableError, started: float
 ) -> Decision:
     """Return a decision that one of several calls gave, or the one without Redis."""
-    if isinstance(result, UnavailableError):
+    if isinstance(reply, UnavailableError):
         return fallback.decide_all(check)
+    decision = check.read(reply)
     if observers.measures_latency:
-        result.latency = monotonic() - started
-    if not result.allowed and check.charge:
-        check.policy_set.refusals.store(check, result, started)
-    return result
+        decision.latency = monotonic() - started
+    if not decision.allowed and check.charge:
+        check.policy_set.refusals.store(check, decision, started)
+    return decision
 
 
 def _decide_in_parts(planned: Check) -> Decision:
@@ -311,7 +313,7 @@ def _decide_in_parts(planned: Check) -> Decision:
     for group in progress.groups:
         try:
             if (part := progress.part(group)) is not None:
-                progress.add(backend.execute(topology, part.pack()))
+                progress.add(part.read(backend.execute(topology, part.pack())))
         except UnavailableError as error:
             progress.fail(group, error)
     progress.decide_unreached()
@@ -320,7 +322,7 @@ def _decide_in_parts(planned: Check) -> Decision:
         refund_all(progress.receipts)
         for part in parts:
             with suppress(UnavailableError):
-                progress.add(backend.execute(topology, part.pack()))
+                progress.add(part.read(backend.execute(topology, part.pack())))
     decision = progress.decision()
     if progress.error is not None:
         signals.send(signals.backend_failed, error=progress.error, decision=decision)
@@ -335,7 +337,8 @@ async def _adecide_in_parts(planned: Check) -> Decision:
         for group in progress.groups:
             try:
                 if (part := progress.part(group)) is not None:
-                    progress.add(await backend.aexecute(topology, part.pack()))
+                    call = refundable_call(part)
+                    progress.add(part.read(await backend.aexecute(topology, call)))
             except UnavailableError as error:
                 progress.fail(group, error)
     except asyncio.CancelledError:
@@ -347,7 +350,8 @@ async def _adecide_in_parts(planned: Check) -> Decision:
         await arefund_all(progress.receipts)
         for part in parts:
             with suppress(UnavailableError):
-                progress.add(await backend.aexecute(topology, part.pack()))
+                reply = await backend.aexecute(topology, part.pack())
+                progress.add(part.read(reply))
     decision = progress.decision()
     if progress.error is not None:
         await _asend_failed(progress.error, decision)

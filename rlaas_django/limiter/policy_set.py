@@ -9,8 +9,7 @@ from typing import Any
 
 from .. import backend, conf
 from ..backend.commands import Call, pack
-from ..backend.errors import UnexpectedReplyError
-from ..backend.scripts import Script, for_algorithms
+from ..backend.scripts import for_algorithms
 from ..conf import Config
 from ..core import keys
 from ..core.decision import Decision, Outcome
@@ -193,8 +192,8 @@ class CompiledPolicySet:
         return template
 
 
-class Check(Call):
-    """A check: who is charged what, by which policies. It can be sent once it is packed."""
+class Check:
+    """A check: who is charged what, by which policies."""
 
     __slots__ = (
         "charge",
@@ -204,7 +203,6 @@ class Check(Call):
         "policy_set",
         "unique",
     )
-    is_refund, calls = False, None
 
     def __init__(
         self,
@@ -220,18 +218,9 @@ class Check(Call):
         self.network_overrides: tuple[
             str, ...
         ] = ()  # per policy, those of the networks that the client is in
-        self.on_abandoned = None
 
-    @property
-    def script(self) -> Script:  # type: ignore[override]
-        return self.policy_set.script
-
-    @property
-    def key(self) -> str:  # type: ignore[override]
-        return self.policy_set.keys(self.identities)[0]
-
-    def pack(self) -> Check:
-        """Set the command that decides all policies; return the check, which can be sent then."""
+    def pack(self) -> Call:
+        """Return the call that decides all policies."""
         policy_set, identities = self.policy_set, self.identities
         identity = identities[0]
         # Not a counter, which threads and forks would have to share.
@@ -247,13 +236,16 @@ class Check(Call):
             before, after = policy_set.templates.get(
                 len(identity)
             ) or policy_set.make_template(len(identity))
-            self.packed = f"{identity.join(before)}{unique}{after}".encode("ascii")
+            packed = f"{identity.join(before)}{unique}{after}".encode("ascii")
         else:
             operation = "check" if self.charge else "peek"
-            self.packed = policy_set.command(
+            packed = policy_set.command(
                 identities, unique, self.cost, operation, self.network_overrides
             )
-        return self
+        key = policy_set.keys(identities)[0] if policy_set.topology.clustered else ""
+        return Call(
+            policy_set.script, key, packed, reply_lengths=policy_set.reply_lengths
+        )
 
     @property
     def in_one_slot(self) -> bool:
@@ -270,20 +262,13 @@ class Check(Call):
         """Return the check of some of the policies."""
         identities = tuple([self.identities[i] for i in indexes])
         part = Check(self.policy_set.part(indexes), identities, self.cost, charge)
-        part.on_abandoned = self.on_abandoned
         if self.network_overrides:
             part.network_overrides = tuple([self.network_overrides[i] for i in indexes])
         return part
 
     def read(self, reply: Any) -> ReplyDecision:
-        """Return the decision that a reply means; UnexpectedReplyError when it cannot be to this check."""
+        """Return the decision that a reply means."""
         policy_set, index, figures = self.policy_set, 0, reply
-        if type(reply) is not list or len(reply) not in policy_set.reply_lengths:
-            raise UnexpectedReplyError(reply)
-        try:
-            sum(reply)
-        except TypeError:  # not all are numbers
-            raise UnexpectedReplyError(reply) from None
         if len(reply) == REPLY_SIZE + 1:
             allowed = reply[ALLOWED] == 1 or policy_set.has_shadow
         else:

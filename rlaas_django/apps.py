@@ -3,6 +3,8 @@ import logging
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
+from . import integrations  # noqa: F401  (registers adapters, before any view is made)
+
 
 class RlaasDjangoConfig(AppConfig):
     name = "rlaas_django"
@@ -12,12 +14,11 @@ class RlaasDjangoConfig(AppConfig):
     def ready(self) -> None:
         from . import stats
         from .checks import server, settings  # noqa: F401  (registers the checks)
-        from .http.responses import SuppressedRefusals, strip_figures_from_cached_pages
+        from .http.refusals import SuppressedRefusals
         from .runtime import observers
 
         observers.add(stats.record, count=stats.count)
         _register_background_jobs()
-        strip_figures_from_cached_pages()
         logging.getLogger("django.request").addFilter(SuppressedRefusals())
 
 

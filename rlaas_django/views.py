@@ -12,8 +12,8 @@ from django.views import View
 from django.views.decorators.cache import never_cache
 
 from . import conf, limiter
-from .http.responses import add_headers
-from .http.status import status_of
+from .http.gate import peek
+from .http.headers import add_headers
 
 __all__ = ["RateLimitStatusView"]
 
@@ -29,7 +29,7 @@ class RateLimitStatusView(View):
     template_name: str | None = None
 
     def get(self, request: HttpRequest) -> HttpResponse:
-        status = status_of(request, *self.policies)
+        status = peek(request, *self.policies)
         quota = status or limiter.unlimited()
         if self.template_name is not None:
             response = render(request, self.template_name, {"quota": quota})

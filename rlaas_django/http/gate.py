@@ -8,7 +8,7 @@ once, and a refusal refunds what limits before it charged.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from typing import Any
 
@@ -57,7 +57,7 @@ class Gate:
         self.request = request
         self.state: RequestState = state_of(request)
         self.check: Check | None = None  # None where there is nothing left to check
-        self.names: list[str] = []  # of the policies, where others have checked some
+        self.names: tuple[str, ...] = ()  # of policies that others may have checked
         self.decision: Decision | None = None  # what these limits checked
         self.exceeded = False
         self.log_suppressed = False
@@ -102,17 +102,20 @@ async def aenter(
 def begin(limits: Limits, request: Any) -> Gate:
     """Plan what these limits check for a request."""
     gate = Gate(limits, request, compile_limits(limits))
+    state = gate.state
     if conf.config().enabled and _applies(limits, request):
-        _plan(gate)
-    gate.state.depth += 1
-    gate.state.view_reached = False
+        gate.check = plan_check(gate.compiled, request, state.outcomes)
+        if state.outcomes:
+            gate.names = gate.compiled.names
+    state.depth += 1
+    state.view_reached = False
     return gate
 
 
 async def _abegin(limits: Limits, request: Any) -> Gate:
     """As `begin`, without reaching the database from the event loop."""
     compiled = compile_limits(limits)
-    if compiled.needs_user:
+    if compiled.by_user is not None:
         await load_user(request)
     if compiled.calls_site_functions:
         return await in_thread(begin)(limits, request)  # type: ignore[no-any-return]
@@ -123,29 +126,23 @@ def _applies(limits: Limits, request: HttpRequest) -> bool:
     return limits.methods is None or request.method in limits.methods
 
 
-def _plan(gate: Gate) -> None:
-    """Plan the check of the policies that no other limits have checked yet."""
-    compiled = gate.compiled
-    request = gate.request
+def plan_check(
+    compiled: CompiledLimits, request: HttpRequest, checked: Container[str]
+) -> Check | None:
+    """Plan the check of the policies that are not among those checked already."""
     policies = compiled.policies
-    policy_set = compiled.policy_set
-    if policy_set is None:
+    if compiled.policy_set is None:
         policies = with_fixed_rates(policies, request)
+    unchecked = tuple([policy for policy in policies if policy.name not in checked])
+    if not unchecked:
+        return None
 
-    outcomes = gate.state.outcomes
-    if outcomes:
-        gate.names = [policy.name for policy in policies]
-        policies = tuple([policy for policy in policies if policy.name not in outcomes])
-        if len(policies) < len(gate.names):
-            policy_set = None
-
-    if policy_set is None:
-        if not policies:
-            return
-        policy_set = compile_policies(policies)
-    gate.check = limiter.plan_encoded(
+    policy_set = compiled.policy_set
+    if policy_set is None or len(unchecked) < len(policies):
+        policy_set = compile_policies(unchecked)
+    return limiter.plan_encoded(
         policy_set,
-        identify_all(request, policies),
+        identify_all(request, unchecked),
         _cost(compiled, request, policy_set),
         _address_for_overrides(request),
     )

@@ -56,15 +56,15 @@ def add_refusal_headers(response: HttpResponseBase, refusal: Decision) -> None:
 
 def without_figures(get_response: GetResponse) -> GetResponse:
     """Strip figures from responses: a cached page has those of another client."""
+
+    def get_stripped(request: HttpRequest) -> Any:
+        return _strip(get_response(request))
+
+    async def aget_stripped(request: HttpRequest) -> Any:
+        return _strip(await get_response(request))
+
     if iscoroutinefunction(get_response):
-
-        async def get_stripped(request: HttpRequest) -> Any:
-            return _strip(await get_response(request))
-    else:
-
-        def get_stripped(request: HttpRequest) -> Any:
-            return _strip(get_response(request))
-
+        return aget_stripped
     return get_stripped
 
 

@@ -20,6 +20,8 @@ from ..core.text import fold
 from .proxies import client_address
 from .site_functions import call_key, in_thread
 
+BY_USER = ("user", "user_or_ip")
+
 # RFC 9110: what a credential is written in.
 _token68 = re.compile(r"([A-Za-z0-9._~+/-]+)=*").fullmatch
 
@@ -47,7 +49,7 @@ def identify(request: HttpRequest, key: str | KeyFunction) -> str:
     if kind == "user_or_ip":
         kind = "user"
     if kind != "ip":
-        name = _read_name(request, kind, key)
+        name = read_name(request, key)
         if name not in (None, ""):
             return encode_name(kind, name, encoding)
 
@@ -66,13 +68,12 @@ async def load_user(request: Any) -> None:
         await in_thread(bool)(user)
 
 
-def _read_name(
-    request: HttpRequest, kind: str, key: str | KeyFunction
-) -> Name | None:
-    """Return the name of this kind that a request has, if any."""
+def read_name(request: HttpRequest, key: str | KeyFunction) -> Name | None:
+    """Return the name that a request has for a policy's key, if any."""
+    kind = key_kind(key)
     if kind == "key":
         return call_key(key, request)
-    if kind == "user":
+    if kind in BY_USER:
         return _user(request)
     if kind == "token":
         return _credential(request.headers.get("Authorization", ""))
@@ -92,7 +93,7 @@ def _user(request: HttpRequest) -> Name | None:
     authenticator returned.
     """
     for attribute in ("user", "auth"):
-        user = getattr(request, attribute, None)
+        user: Any = getattr(request, attribute, None)
         if getattr(user, "is_authenticated", False):
             if user.pk is None:
                 return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -15,10 +15,9 @@ from ..core.keys import key_kind
 from ..core.policy import Policy, Rate
 from ..limiter.policy_set import CompiledPolicySet, compile_policies
 from ..runtime import registry
+from .identity import BY_USER
 from .refusals import Respond
 from .site_functions import call_rate, site_function
-
-BY_USER = ("user", "user_or_ip")
 
 
 @dataclass(slots=True, eq=False)
@@ -47,13 +46,15 @@ class CompiledLimits(NamedTuple):
     """Limits under the settings in force."""
 
     policies: tuple[Policy, ...]
+    names: tuple[str, ...]
     policy_set: CompiledPolicySet | None  # None where a rate depends on the request
     cost: int | Callable[[HttpRequest], int]
     response: Respond | None
     charge_when: Callable[[HttpResponseBase], Any] | None
     calls_site_functions: bool  # one gives a key, a rate or the cost
-    # Whether a policy counts users, or a function of the site may read `request.user`.
-    needs_user: bool
+    by_client: Limits | None  # the part that needs no user
+    # The part that counts users, or calls functions that may read `request.user`.
+    by_user: Limits | None
 
 
 def compile_limits(limits: Limits) -> CompiledLimits:
@@ -66,6 +67,9 @@ def _compile(limits: Limits) -> CompiledLimits:
     config = conf.config()
     policies = tuple([_find_policy(policy, config) for policy in limits.policies])
     cost = site_function(limits.cost)
+    by_user = tuple([policy for policy in policies if _needs_user(policy)])
+    if callable(cost):
+        by_user = policies
 
     policy_set = None
     if policies and all(isinstance(policy.rate, Rate) for policy in policies):
@@ -73,13 +77,27 @@ def _compile(limits: Limits) -> CompiledLimits:
 
     return CompiledLimits(
         policies=policies,
+        names=tuple([policy.name for policy in policies]),
         policy_set=policy_set,
         cost=cost,
         response=site_function(limits.response) or config.response,
         charge_when=site_function(limits.charge_when),
         calls_site_functions=callable(cost) or any(map(_calls_function, policies)),
-        needs_user=callable(cost) or any(map(policy_needs_user, policies)),
+        by_client=_part(limits, policies, set(policies).difference(by_user)),
+        by_user=_part(limits, policies, by_user),
     )
+
+
+def _part(
+    limits: Limits, policies: tuple[Policy, ...], chosen: Collection[Policy]
+) -> Limits | None:
+    """Return limits with some of their policies; None for none."""
+    if not chosen:
+        return None
+    if len(chosen) == len(policies):
+        return limits
+    part = tuple([policy for policy in policies if policy in chosen])
+    return replace(limits, policies=part)
 
 
 def _find_policy(policy: str | Policy, config: conf.Config) -> Policy:
@@ -92,8 +110,7 @@ def _calls_function(policy: Policy) -> bool:
     return key_kind(policy.key) == "key" or callable(policy.rate)
 
 
-def policy_needs_user(policy: Policy) -> bool:
-    """Return whether a policy counts users, or calls a function that may read them."""
+def _needs_user(policy: Policy) -> bool:
     return policy.key in BY_USER or _calls_function(policy)
 
 

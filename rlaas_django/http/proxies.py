@@ -117,9 +117,7 @@ def _address_of_element(element: str) -> str:
     return MALFORMED
 
 
-def _first_untrusted(
-    addresses: Iterable[str], config: conf.Config
-) -> IPAddress | None:
+def _first_untrusted(addresses: Iterable[str], config: conf.Config) -> IPAddress | None:
     """Return the first address that is not a proxy's, or the last one if all are.
 
     None where something is not an address.

@@ -71,7 +71,7 @@ def respond(
     if function is None:
         response = _plain_response(request, refusal)
     if response is None:
-        response = _call_function(function or page, request, refusal)
+        response = _rendered(call_response(function or page, request, refusal))
     return _complete(response, refusal, decision)
 
 
@@ -86,19 +86,21 @@ async def arespond(
     if function is None:
         response = _plain_response(request, refusal)
     if response is None:
-        response = await _acall_function(function or page, request, refusal)
+        response = await _acall_response(function or page, request, refusal)
     return _complete(response, refusal, decision)
 
 
-def _call_function(function: Respond, request: HttpRequest, refusal: Decision) -> Any:
+def call_response(function: Respond, request: HttpRequest, refusal: Decision) -> Any:
+    """Call the site's function for refusals, sync or async, from sync code."""
     if iscoroutinefunction(function):
         function = async_to_sync(function)
-    return _rendered(function(request, refusal))
+    return function(request, refusal)
 
 
-async def _acall_function(
+async def _acall_response(
     function: Any, request: HttpRequest, refusal: Decision
 ) -> Any:
+    """As `call_response`, from async code; render a template in a thread."""
     if not iscoroutinefunction(function):
         function = in_thread(function)
     response = await function(request, refusal)

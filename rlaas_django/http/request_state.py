@@ -85,7 +85,9 @@ class RequestState:
             return
         self.checked = []
 
-        names = [outcome.policy.name for checks in checked for outcome in checks.outcomes]
+        names = [
+            outcome.policy.name for checks in checked for outcome in checks.outcomes
+        ]
         decision: Any = self.decision
         if len(names) < len(self.outcomes):  # other limits were observed before
             decision = combine(self.outcomes[name] for name in dict.fromkeys(names))

@@ -71,7 +71,9 @@ def call_key(key: str | KeyFunction, request: HttpRequest) -> Name | None:
     if isinstance(name, (str, int, UUID)) and not isinstance(name, bool):
         return name
     kind = type(name).__name__
-    _log(f"The key {_name(key)} returned a {kind}, which is not an identity", BY_ADDRESS)
+    _log(
+        f"The key {_name(key)} returned a {kind}, which is not an identity", BY_ADDRESS
+    )
     return None
 
 

@@ -11,7 +11,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 
 from .. import conf
 from ..core.policy import DEFAULT
-from .api_views import is_api_view
+from ..runtime import registry
 
 BY_USER = ("user", "user_or_ip")
 SESSION = (
@@ -59,8 +59,8 @@ def _example(route: str) -> str:
 
 def _authenticators(view: Any) -> list[str]:
     """Return the names of what a framework authenticates a view with, but for the session."""
-    view_class = getattr(view, "cls", None)
-    if is_api_view(view_class):
+    view_class: Any = getattr(view, "cls", None)
+    if registry.adapter_for(view_class) is not None:
         return _named(getattr(view_class, "authentication_classes", ()))
     if getattr(view, "__module__", "") != "ninja.operation":
         return []

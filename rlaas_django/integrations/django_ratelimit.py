@@ -22,12 +22,13 @@ from .. import backend, conf, limiter
 from ..core.decision import Decision, Outcome
 from ..core.keys import EncodedIdentity, digest, encode, encode_name, parse_address
 from ..core.policy import FIXED_WINDOW, NAME, Policy, PolicyError, Rate
-from ..http.identity import RequestIdentity, client_address
-from ..http.responses import in_thread
-from ..http.throttles import record
+from ..http.identity import read_name
+from ..http.proxies import client_address
+from ..http.site_functions import in_thread
 from ..http.view_names import policy_name, view_label, view_name
 from ..limiter.policy_set import CompiledPolicySet, compile_policies
 from ..runtime import registry
+from .throttles import record
 
 __all__ = [
     "ALL",
@@ -243,7 +244,7 @@ def _identity(request: Any, group: str, key: Any) -> EncodedIdentity:
         return EncodedIdentity(f"ip={encode(_address(request))}")
     kind, colon, _ = text.partition(":")
     if colon and kind in ("get", "post", "header"):
-        value = RequestIdentity(request).get(key)
+        value = read_name(request, key)
     elif callable(key) or "." in text:
         kind, value = "key", str(_imported(key)(group, request))
     else:

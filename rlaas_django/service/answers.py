@@ -13,7 +13,7 @@ from ..backend.scripts import SCRIPTS
 from ..core.callers import Caller
 from ..core.decision import Decision, Outcome
 from ..core.policy import ALGORITHMS, Policy, Rate
-from ..http import responses
+from ..http import headers, refusals
 from . import receipts
 from .problems import ProblemError
 
@@ -50,9 +50,9 @@ def decision_response(
 
 def with_headers(response: HttpResponse, decision: Decision) -> HttpResponse:
     """Add the figures of a decision, and what goes with a refusal."""
-    responses.add_headers(response.headers, decision)
+    headers.add_headers(response.headers, decision)
     if not decision.allowed:
-        responses.add_refusal_headers(response, decision)
+        headers.add_refusal_headers(response, decision)
     return response
 
 
@@ -84,7 +84,7 @@ def wants_text(request: HttpRequest) -> bool:
         raise ProblemError(400, "The format should be 'json' or 'text'.")
     if form is None:
         return (
-            responses.preferred_type(request, ("text/plain", "application/json"))
+            refusals.preferred_type(request, ("text/plain", "application/json"))
             != "application/json"
         )
     return form == "text"
@@ -125,7 +125,7 @@ def _status(decision: Decision) -> int:
 def _try_after(decision: Decision) -> str:
     if decision.retry_after == math.inf:
         return "."  # its cost can never fit
-    return f"...Try after {responses.whole_seconds(decision.retry_after)} seconds."
+    return f"...Try after {headers.whole_seconds(decision.retry_after)} seconds."
 
 
 def _figures(result: Decision | Outcome) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from django.views.decorators.debug import sensitive_variables
 
 from .. import conf
 from ..core.callers import Caller
-from ..http.responses import in_thread
+from ..http.site_functions import in_thread
 from .problems import ProblemError
 
 CLOSED = (

@@ -16,8 +16,10 @@ from .. import backend, conf, limiter
 from ..core.callers import Caller
 from ..core.decision import Decision
 from ..core.keys import EncodedIdentity
-from ..http import responses
-from ..http.identity import RequestIdentity
+from ..http import refusals
+from ..http.identity import read_name
+from ..http.proxies import client_address
+from ..http.site_functions import in_thread
 from ..limiter.policy_set import Check
 from ..runtime.observers import observe
 from . import answers, receipts
@@ -56,7 +58,7 @@ def check(request: HttpRequest, caller: Caller) -> Operation:
     def respond(decision: Decision) -> HttpResponse:
         response = decision_response(decision, caller, as_text=as_text)
         response.headers["Vary"] = "Accept"
-        responses.suppress_log(
+        refusals.suppress_log(
             request, response
         )  # a refusal is a result here, not an error that Django logs
         return response
@@ -176,7 +178,7 @@ def metrics(*_: Any) -> Operation:
     def respond(metrics: tuple[bytes, str]) -> HttpResponse:
         return HttpResponse(metrics[0], content_type=metrics[1])
 
-    return Operation(exposition, responses.in_thread(exposition), respond)
+    return Operation(exposition, in_thread(exposition), respond)
 
 
 def health(*_: Any) -> Operation:
@@ -199,21 +201,24 @@ def health(*_: Any) -> Operation:
     )
 
 
-class ProxyIdentity(RequestIdentity):
-    """Whom a reverse proxy names in the headers X-RLaaS-User, X-RLaaS-IP and X-RLaaS-Token of its own request.
+class ProxyIdentity(dict[Any, Any]):
+    """Whom a reverse proxy names in headers of its own request.
 
-    Not the request's own user and credential, which are the proxy's.
+    X-RLaaS-User, X-RLaaS-IP and X-RLaaS-Token: not the request's own user and
+    credential, which are the proxy's.
     """
 
+    def __init__(self, request: HttpRequest) -> None:
+        super().__init__()
+        self.request = request
+
     def get(self, key: Any, default: Any = None) -> Any:
-        if key in ("user", "ip", "token"):
-            named = self.request.headers.get(f"X-RLaaS-{key}") or None
-            return (
-                super().get(key)
-                if named is None and key == "ip" and conf.config().proxies
-                else named
-            )
-        return super().get(key, default)
+        if key not in ("user", "ip", "token"):
+            return read_name(self.request, key)
+        name = self.request.headers.get(f"X-RLaaS-{key}") or None
+        if name is None and key == "ip" and conf.config().proxies:
+            return client_address(self.request)
+        return name
 
 
 def forward_auth(
@@ -231,7 +236,7 @@ def forward_auth(
     def respond(decision: Decision) -> HttpResponse:
         if not decision.allowed:
             response = decision_response(decision, caller, as_text=True)
-            responses.suppress_log(request, response)
+            refusals.suppress_log(request, response)
             return response
         return with_headers(HttpResponse(status=204 if path is None else 200), decision)
 

@@ -10,7 +10,7 @@ from typing import Any
 from django.http import HttpResponse
 
 from ..core.policy import nearest
-from ..http.responses import PROBLEM_JSON
+from ..http.refusals import PROBLEM_JSON
 
 MAX_ECHO = 100  # characters of a client's text in a message
 

@@ -41,10 +41,10 @@ from rlaas_django.core.policy import (
 )
 from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
 from rlaas_django.core.text import fold
-from rlaas_django.http import responses
+from rlaas_django.http import headers as header_module  # the one that names headers
 from rlaas_django.http import rules as http_rules
-from rlaas_django.http.identity import client_address
-from rlaas_django.http.responses import whole_seconds
+from rlaas_django.http.headers import whole_seconds
+from rlaas_django.http.proxies import client_address
 from rlaas_django.limiter import acheck_each, check_each, networks, overrides, refund_units, refusal_cache
 from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
@@ -194,7 +194,6 @@ __all__ = [
 DEFAULTS = conf.DEFAULTS
 exempt_views = registry.exempt_views
 escape_for_log = log.escaped
-header_module = responses  # the one that names headers
 reset_statistics = recorder.reset
 TOPOLOGY_THREAD = "rlaas_django topology"
 

@@ -300,6 +300,38 @@ def test_a_request_that_charge_when_refunds_is_observed_as_allowed(serve, form, 
     assert results(observations) == ["allowed"] * 3
 
 
+@both_ways
+@pytest.mark.parametrize(("form", "units"), [("class", 1), ("as_view", 1), ("dispatch", 1), ("get", 0)])
+def test_a_method_that_a_class_does_not_have_is_charged_around_its_dispatch(serve, form, units):
+    site = serve(rate_limit(OWN), FORMS[form])
+    assert site.post().status_code == 405
+    assert charged(OWN) == [units]
+
+
+@both_ways
+def test_a_subclass_of_a_limited_class_shares_its_limit(site, page):
+    base = rate_limit(OWN)(class_of(page, site.kind))
+    derived = type("Derived", (base,), {})
+    site.serve({"base": base.as_view(), "derived": derived.as_view()})
+    assert site.statuses(1, "/base") + site.statuses(2, "/derived") == [200, 200, 429]
+
+
+@both_ways
+def test_the_base_of_a_limited_class_is_not_limited(site):
+    base = class_of(lambda request: HttpResponse("ok"), site.kind)
+    limited = rate_limit(OWN)(type("Derived", (base,), {}))
+    site.serve({"base": base.as_view(), "limited": limited.as_view()})
+    assert our_headers(site.get("/base")) == {}
+    assert charged(OWN) == [0]
+
+
+@both_ways
+def test_a_limited_subclass_of_a_limited_class_has_both_limits(site, page):
+    base = rate_limit(OWN)(class_of(page, site.kind))
+    site.serve(rate_limit("wide")(type("Derived", (base,), {})).as_view())
+    assert site.get().headers["RateLimit"] == '"wide";r=4;t=60, "own";r=1;t=60'
+
+
 @pytest.mark.parametrize("query", ["?missing", "?raises"])
 def test_below_the_middleware_without_a_rule_the_page_of_an_exception_has_the_headers(site, configure, page, query):
     configure(MIDDLEWARE=AROUND["no rule"])

@@ -37,10 +37,9 @@ from tests.support.http import (
     counters,
     rate_limit_fields,
 )
-from tests.support.internals import check_settings, observers
+from tests.support.internals import SITE_STATISTICS, check_settings, flush_statistics, observers, read_minutes, total
 
 ADDRESS = "ip=203.0.113.9"
-KEYS = ("ip", "user", "user_or_ip")
 RIGHT, WRONG = "41", "?"
 AUTHENTICATED: list[str | None] = []  # the credentials that were looked at
 new_in_the_rewrite = pytest.mark.xfail(strict=False, reason="new in the rewrite")
@@ -136,7 +135,7 @@ on_class = forms(ON_CLASS)
 inside = forms(INSIDE)
 outside = forms(OUTSIDE)
 around_the_handler = forms(ON_CLASS, OUTSIDE)
-every_key = pytest.mark.parametrize("key", KEYS)
+every_key = pytest.mark.parametrize("key", ["ip", pytest.param("user", marks=pytest.mark.slow), "user_or_ip"])
 by_user = pytest.mark.parametrize("key", ["user", "user_or_ip"])
 
 
@@ -206,6 +205,13 @@ def results(observations):
 def remaining(response):
     """Return what a response says is left; None where it does not."""
     return response.headers.get("X-RateLimit-Remaining")
+
+
+def counted_for_the_site() -> tuple[int, int]:
+    """Return the requests that the statistics have as allowed and as refused, each once."""
+    flush_statistics()
+    counts = total(read_minutes([SITE_STATISTICS])[SITE_STATISTICS])
+    return counts.allowed, counts.refused
 
 
 # Whom each key counts
@@ -602,6 +608,14 @@ def test_each_request_is_observed_once(site, form, key, observations):
     assert [(each.method, each.path) for each in observations] == [("GET", "/")] * 3
 
 
+@every_form
+@every_key
+def test_the_statistics_of_the_site_count_each_request_once(site, form, key):
+    site.serve(form(limit(key)))
+    statuses(site, RIGHT, RIGHT, RIGHT)
+    assert counted_for_the_site() == (2, 1)
+
+
 @around_the_handler
 @every_key
 def test_on_a_class_and_outside_wrong_credentials_are_observed_once(site, form, key, observations):
@@ -818,6 +832,13 @@ def test_a_throttle_and_a_decorator_are_one_request_in_the_statistics(site, form
     site.serve(form(limit(key), throttle_classes=[NinePerHour]))
     statuses(site, RIGHT, RIGHT, RIGHT)
     assert results(observations) == ["allowed", "allowed", "refused"]
+
+
+@with_throttle
+def test_with_a_throttle_the_statistics_of_the_site_count_each_request_once(site, form, key):
+    site.serve(form(limit(key), throttle_classes=[NinePerHour]))
+    statuses(site, RIGHT, RIGHT, RIGHT)
+    assert counted_for_the_site() == (2, 1)
 
 
 @every_form

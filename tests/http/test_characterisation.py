@@ -10,8 +10,9 @@ import functools
 from typing import Any, NamedTuple
 
 import pytest
+from asgiref.sync import iscoroutinefunction
 from django.http import Http404, HttpResponse
-from django.utils.decorators import method_decorator
+from django.utils.decorators import method_decorator, sync_and_async_middleware
 from django.views import View
 from rlaas_django import Policy, peek, rate_limit
 from rlaas_django.signals import rate_limited
@@ -540,6 +541,51 @@ def test_an_own_response_is_given_the_decision_of_its_limits_and_finds_that_of_a
     assert found == [(["own"], False)]
 
 
+LEFT_BEHIND: list[Any] = []  # what requests had as `rate_limit` once they had their responses
+
+
+@sync_and_async_middleware
+def watching(get_response):
+    """Middleware of the site's that looks at the decision last."""
+    if iscoroutinefunction(get_response):
+
+        async def watch(request):
+            response = await get_response(request)
+            LEFT_BEHIND.append(request.rate_limit)
+            return response
+    else:
+
+        def watch(request):
+            response = get_response(request)
+            LEFT_BEHIND.append(request.rate_limit)
+            return response
+
+    return watch
+
+
+def left_behind(site, count: int) -> list[list[tuple[str, bool, int]]]:
+    """Return policy, allowed and remaining of each outcome that requests have after their responses."""
+    LEFT_BEHIND.clear()
+    site.settings.MIDDLEWARE = [f"{__name__}.watching", *site.settings.MIDDLEWARE]
+    site.statuses(count)
+    return [[(str(each.policy), each.allowed, each.remaining) for each in found.outcomes] for found in LEFT_BEHIND]
+
+
+@both_ways
+def test_after_the_response_the_request_has_the_decision_without_what_was_refunded(site, page):
+    site.serve(limit(charge_when=lambda response: False)(site.view(page)))
+    assert left_behind(site, 1) == [[("own", True, 2)]]
+
+
+@both_ways
+def test_after_a_refusal_the_request_has_the_decision_without_what_was_refunded(site, page):
+    site.serve(rate_limit("wide")(rate_limit("narrow")(site.view(page))))
+    assert left_behind(site, 2) == [
+        [("wide", True, 4), ("narrow", True, 0)],
+        [("wide", True, 4), ("narrow", False, 0)],
+    ]
+
+
 # The middleware alone
 
 
@@ -838,7 +884,15 @@ def test_an_outer_limit_that_does_not_block_is_refunded_by_a_refusal_inside(site
 
 
 @both_ways
-def test_an_outer_limit_over_which_does_not_block_is_over_beside_a_refusal_inside(site, page, observations):
+def test_an_inner_limit_refuses_by_a_policy_that_an_outer_one_only_counted(site, page):
+    view = rate_limit("narrow", "wide")(site.view(page))
+    site.serve(rate_limit("narrow", block=False)(view))
+    assert site.statuses(3) == [200, 429, 429]
+    assert charged("narrow", "wide") == [1, 1]
+
+
+@both_ways
+def test_an_outer_limit_that_does_not_block_is_over_beside_a_refusal_inside(site, page, observations):
     view = rate_limit(Policy("own", "1/m", key="ip"))(site.view(page))
     site.serve(rate_limit("narrow", block=False)(view))
     site.get()

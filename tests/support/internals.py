@@ -76,6 +76,7 @@ from rlaas_django.stats.reader import refusals as read_refusals
 from rlaas_django.stats.reader import total
 from rlaas_django.stats.reader import totals as statistics_totals
 from rlaas_django.stats.recorder import flush as flush_statistics
+from rlaas_django.stats.schema import SITE as SITE_STATISTICS
 
 __all__ = [
     "ALGORITHMS",
@@ -88,6 +89,7 @@ __all__ = [
     "POLICY_OPTIONS",
     "RULE_OPTIONS",
     "SCRIPTS",
+    "SITE_STATISTICS",
     "SLIDING_WINDOW",
     "SLIDING_WINDOW_COMPACT",
     "SLIDING_WINDOW_COUNTER",

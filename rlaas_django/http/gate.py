@@ -183,6 +183,8 @@ async def _acheck(gate: Gate) -> Decision | None:
     if gate.exceeded:
         request = gate.request
         await signals.asend(signals.rate_limited, request=request, decision=decision)
+    # From here on a request that is cancelled stays charged.
+    gate.state.view_reached = refusal is None and gate.limits.before_view
     return refusal
 
 
@@ -195,7 +197,7 @@ def decide(gate: Gate, decision: Decision | None) -> Decision | None:
     if decision is not None:
         _keep(gate, decision)
     elif state.decision is None:
-        state.annotate(limiter.unlimited())
+        state.request.rate_limit = limiter.unlimited()
 
     if gate.names:  # other limits may have checked some of the policies
         decision = combine(
@@ -203,7 +205,6 @@ def decide(gate: Gate, decision: Decision | None) -> Decision | None:
         )
     if gate.compiled.charge_when is not None:
         gate.attempt = login.watch()
-    state.view_reached = gate.limits.before_view
 
     if decision is None or decision.allowed or not gate.limits.block:
         return None

@@ -134,7 +134,7 @@ def decision_about(request: Any) -> Decision | None:
     None where nothing was checked, whatever `request.rate_limit` is.
     """
     state: RequestState | None = getattr(request, STATE, None)
-    if state is None or not state.outcomes:
+    if state is None:
         return None
     return state.decision
 

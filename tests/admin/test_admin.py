@@ -201,7 +201,7 @@ def test_long_numbers_in_a_query_are_ignored(admin_client, query):
 
 
 def test_a_policy_with_a_rate_function_is_shown_after_its_first_decision(admin_client, alice):
-    @rate_limit(lambda request: "1/h", key="user", group="plan")
+    @rate_limit(rate=lambda request: "1/h", key="user", group="plan")
     def view(request):
         raise AssertionError
 
@@ -650,7 +650,7 @@ def test_a_reset_or_refund_fails_while_redis_is_unavailable(admin_client, action
 
 @pytest.mark.django_db(transaction=True)
 def test_an_override_is_kept_while_redis_is_unavailable(admin_client):
-    limited = rate_limit(lambda request: "5/m", key="ip")(
+    limited = rate_limit(rate=lambda request: "5/m", key="ip")(
         lambda request: HttpResponse()
     )  # its rates are read from Redis
     limited(RequestFactory().get("/"))

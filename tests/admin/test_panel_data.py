@@ -30,7 +30,7 @@ class TestDecidedLimits:
     def test_each_identity_has_the_limit_that_it_was_decided_with(self):
         plans = {"203.0.113.1": "3/m", "203.0.113.2": "8/m", "203.0.113.3": "100/h"}
 
-        @rate_limit(lambda request: plans[request.META["REMOTE_ADDR"]], key="ip", group="plan")
+        @rate_limit(rate=lambda request: plans[request.META["REMOTE_ADDR"]], key="ip", group="plan")
         def view(request):
             return HttpResponse()
 
@@ -42,7 +42,7 @@ class TestDecidedLimits:
     def test_the_latest_limit_counts(self):
         rates = ["3/m"]
 
-        @rate_limit(lambda request: rates[0], key="ip", group="plan")
+        @rate_limit(rate=lambda request: rates[0], key="ip", group="plan")
         def view(request):
             return HttpResponse()
 
@@ -90,7 +90,7 @@ class TestPolicies:
         assert panel.key_kind(found["keyed"].key) == "key"
 
     def test_a_rate_function_of_another_process_depends_on_the_request(self, monkeypatch):
-        view = rate_limit(lambda request: "5/m", key="ip", group="plan")(lambda request: HttpResponse())
+        view = rate_limit(rate=lambda request: "5/m", key="ip", group="plan")(lambda request: HttpResponse())
         view(RequestFactory().get("/"))
         recorder.flush()
         monkeypatch.setattr(policies, "of_this_process", dict)

@@ -105,7 +105,7 @@ LIMITS = {
     "shadow": rate_limit("2/h", key="ip", shadow=True, group="shadow"),
     "annotated": rate_limit("2/h", key="ip", block=False, group="annotated"),
     "own": rate_limit("2/h", key="ip", response=own, group="own"),
-    "plan": rate_limit(plan, key="ip", group="plan"),
+    "plan": rate_limit(rate=plan, key="ip", group="plan"),
     "token": rate_limit("2/h", key="token", group="token"),
     "mixed": rate_limit("login", Policy("trial", "1/h", key="ip", shadow=True)),
     "load": rate_limit("500/d", key="header:X-Api-Key", group="load"),

@@ -123,8 +123,10 @@ def rate_limit(
     if len(limits) == 1 and callable(limits[0]):
         view = limits[0]
         limits = ()
-    if rate is not None:
+    if callable(rate):
         limits = (*limits, rate)
+    elif rate is not None:
+        limits = (*limits, Rate.parse(rate))
 
     decorator = RateLimit(limits, policy_options, group, request_options)
     if view is not None:

@@ -103,7 +103,7 @@ def begin(limits: Limits, request: Any) -> Gate:
     """Plan what these limits check for a request."""
     gate = Gate(limits, request, compile_limits(limits))
     state = gate.state
-    if conf.config().enabled and _applies(limits, request):
+    if limits.policies and conf.config().enabled and _applies(limits, request):
         gate.check = plan_check(gate.compiled, request, state.outcomes)
         if state.outcomes:
             gate.names = gate.compiled.names
@@ -233,7 +233,7 @@ def finish(gate: Gate, response: Any) -> Any:
     """Add the headers to a response; refund it if `charge_when` does not count it."""
     if isinstance(response, HttpResponseBase):  # otherwise Django tells the author
         refund(gate, uncounted_charges(gate, response))
-        add_headers(response.headers, gate.state.decision)
+        _add_headers(gate, response)
     return response
 
 
@@ -241,30 +241,35 @@ async def _afinish(gate: Gate, response: Any) -> Any:
     """As `finish`, natively async."""
     if isinstance(response, HttpResponseBase):
         await _arefund(gate, uncounted_charges(gate, response))
-        add_headers(response.headers, gate.state.decision)
+        _add_headers(gate, response)
     return response
+
+
+def _add_headers(gate: Gate, response: HttpResponseBase) -> None:
+    """Add the figures of all limits to a response, once, by the outermost limits."""
+    if gate.state.depth == 1:
+        add_headers(response.headers, gate.state.decision)
 
 
 def _refuse(gate: Gate, refusal: Decision) -> HttpResponseBase:
     """Refund what was charged, and return the response to a refused request."""
     refund(gate, open_charges(gate))
-    function = gate.compiled.response
-    response = respond(function, gate.request, refusal, gate.state.decision)
-    return _without_log(gate, response)
+    response = respond(gate.compiled.response, gate.request, refusal)
+    return _complete(gate, response)
 
 
 async def _arefuse(gate: Gate, refusal: Decision) -> HttpResponseBase:
     """As `_refuse`, natively async."""
     await _arefund(gate, open_charges(gate))
-    function = gate.compiled.response
-    response = await arespond(function, gate.request, refusal, gate.state.decision)
-    return _without_log(gate, response)
+    response = await arespond(gate.compiled.response, gate.request, refusal)
+    return _complete(gate, response)
 
 
-def _without_log(gate: Gate, response: HttpResponseBase) -> HttpResponseBase:
-    """Keep Django from logging a refusal of ours whose line was suppressed."""
+def _complete(gate: Gate, response: HttpResponseBase) -> HttpResponseBase:
+    """Add the headers; keep Django from logging what our log suppressed."""
+    _add_headers(gate, response)
     if gate.log_suppressed and gate.compiled.response is None:
-        return suppress_log(gate.request, response)
+        suppress_log(gate.request, response)
     return response
 
 

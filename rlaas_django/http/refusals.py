@@ -30,7 +30,7 @@ from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
 
 from ..core.decision import Decision
-from .headers import add_headers, add_refusal_headers, whole_wait
+from .headers import add_refusal_headers, whole_wait
 from .site_functions import in_thread
 
 Respond = Callable[[HttpRequest, Decision], Any]
@@ -58,28 +58,20 @@ _silent = logging.Logger("rlaas_django.silent", logging.CRITICAL + 1)
 
 
 def respond(
-    function: Respond | None,
-    request: HttpRequest,
-    refusal: Decision,
-    decision: Decision | None,
+    function: Respond | None, request: HttpRequest, refusal: Decision
 ) -> HttpResponseBase:
-    """Return the response of the site's function, or our own, with its headers.
-
-    `decision` is what all limits of the request have decided, for the figures.
-    """
+    """Return the response of the site's function, or our own."""
     response: Any = None
     if function is None:
         response = _plain_response(request, refusal)
     if response is None:
         response = _rendered(call_response(function or page, request, refusal))
-    return _complete(response, refusal, decision)
+    add_refusal_headers(response, refusal)
+    return response  # type: ignore[no-any-return]
 
 
 async def arespond(
-    function: Respond | None,
-    request: HttpRequest,
-    refusal: Decision,
-    decision: Decision | None,
+    function: Respond | None, request: HttpRequest, refusal: Decision
 ) -> HttpResponseBase:
     """As `respond`, natively async."""
     response: Any = None
@@ -87,7 +79,8 @@ async def arespond(
         response = _plain_response(request, refusal)
     if response is None:
         response = await _acall_response(function or page, request, refusal)
-    return _complete(response, refusal, decision)
+    add_refusal_headers(response, refusal)
+    return response  # type: ignore[no-any-return]
 
 
 def call_response(function: Respond, request: HttpRequest, refusal: Decision) -> Any:
@@ -116,14 +109,6 @@ def _rendered(response: Any) -> Any:
     return response.render()
 
 
-def _complete(
-    response: Any, refusal: Decision, decision: Decision | None
-) -> HttpResponseBase:
-    add_refusal_headers(response, refusal)
-    add_headers(response.headers, decision)
-    return response  # type: ignore[no-any-return]
-
-
 def _plain_response(request: HttpRequest, refusal: Decision) -> HttpResponse | None:
     """Return a 429 or 503 as JSON or text.
 
@@ -135,11 +120,12 @@ def _plain_response(request: HttpRequest, refusal: Decision) -> HttpResponse | N
 
     status = _status(refusal)
     wait = whole_wait(refusal)
-    body = _text(status, wait)
-    content_type = PLAIN_TEXT
     if media_type in (PROBLEM_JSON, "application/json"):
-        body = _problem(get_language(), status, wait, _violated_policies(refusal))
         content_type = PROBLEM_JSON
+        body = _problem(get_language(), status, wait, _violated_policies(refusal))
+    else:
+        content_type = PLAIN_TEXT
+        body = _text(status, wait)
 
     # With its length, so that the server does not send it in chunks.
     headers = {
@@ -305,8 +291,8 @@ def _static_url(path: str) -> str:
         return ""
 
 
-def suppress_log(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-    """Keep Django from logging a 429, and return it.
+def suppress_log(request: HttpRequest, response: HttpResponseBase) -> None:
+    """Keep Django from logging a 429.
 
     Django logs every response of 400 and more, once: under attack as many lines as
     there are requests. So it is logged here, where nothing is written. A filter would
@@ -318,7 +304,6 @@ def suppress_log(request: HttpRequest, response: HttpResponseBase) -> HttpRespon
         log_response(
             "", response=logged, request=request, logger=_silent, level="debug"
         )
-    return response
 
 
 class SuppressedRefusals(logging.Filter):

@@ -28,7 +28,10 @@ from .topology import ClusterTopology, SentinelTopology, Topology
 
 
 def redis_client(alias: str) -> Any:
-    """Return the raw client of a cache, for writing; one of a cluster connects at once."""
+    """Return the raw client of a cache, for writing.
+
+    One of a cluster connects at once.
+    """
     entry = conf.cache_entry(alias)
     try:
         client: Any = get_redis_connection(alias)
@@ -145,14 +148,12 @@ def _sentinel(pool: Any, timeout: float) -> Topology:
 
 def _django_client(alias: str) -> Any:
     """Return the client of Django's own RedisCache, which has no public way to it."""
-    cache = getattr(caches[alias], "_cache", None)
-    if not hasattr(cache, "get_client"):
-        return None
-    return cache.get_client(write=True)
+    cache: Any = getattr(caches[alias], "_cache", None)
+    return cache.get_client(write=True) if hasattr(cache, "get_client") else None
 
 
 def _as_redis_client(client: Any) -> redis.Redis | None:
-    """Return a redis-py client for the one server of a valkey-py client (django-valkey).
+    """Return a redis-py client for the server of a valkey-py client (django-valkey).
 
     None for a cluster, Sentinels, or a connection class of the site's own.
     """

@@ -27,21 +27,38 @@ NOT_CONNECTED = -math.inf
 READ_SIZE = 65536  # bytes, as in redis-py
 
 # Options of the cache that our connections do not take over.
-_IGNORED_OPTIONS = frozenset(
+_IGNORED_OPTIONS = {
     # What would repeat a call.
-    "retry retry_on_timeout retry_on_error health_check_interval "
+    "retry",
+    "retry_on_timeout",
+    "retry_on_error",
+    "health_check_interval",
     # What changes the replies that we read.
-    "decode_responses protocol cache cache_config "
+    "decode_responses",
+    "protocol",
+    "cache",
+    "cache_config",
     # What belongs to redis-py's own pools.
-    "connection_class connection_pool max_connections timeout url ssl "
+    "connection_class",
+    "connection_pool",
+    "max_connections",
+    "timeout",
+    "url",
+    "ssl",
     # Instead of these, RATE_LIMITER['TIMEOUT'] applies.
-    "socket_timeout socket_connect_timeout".split()
-)
+    "socket_timeout",
+    "socket_connect_timeout",
+}
 # Options that only redis-py's connections for threads accept.
-_SYNC_ONLY = frozenset(
-    "parser_class command_packer socket_type ssl_validate_ocsp "
-    "ssl_validate_ocsp_stapled ssl_ocsp_context ssl_ocsp_expected_cert".split()
-)
+_SYNC_ONLY = {
+    "parser_class",
+    "command_packer",
+    "socket_type",
+    "ssl_validate_ocsp",
+    "ssl_validate_ocsp_stapled",
+    "ssl_ocsp_context",
+    "ssl_ocsp_expected_cert",
+}
 # For threads, and for event loops.
 CONNECTION_CLASSES: dict[type, type] = {
     redis.SSLConnection: redis.asyncio.SSLConnection,

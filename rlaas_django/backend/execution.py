@@ -10,8 +10,6 @@ from typing import Any
 from redis.exceptions import (
     AskError,
     ClusterCrossSlotError,
-    MovedError,
-    NoScriptError,
     RedisError,
     ResponseError,
 )
@@ -104,7 +102,7 @@ class _Attempts:
         self._deadline = time.monotonic() + topology.timeout
 
     def record(self, reply: Any) -> None:
-        """Take the reply to what was sent; of a pipeline, its first error or the last."""
+        """Take the reply: of a pipeline, the first error in it, or the last reply."""
         if self.sent is not self._call:
             errors = [part for part in reply if isinstance(part, ResponseError)]
             reply = errors[0] if errors else reply[-1]
@@ -119,34 +117,39 @@ class _Attempts:
         if not isinstance(error, ResponseError):
             return False
 
-        attempt = None
-        if time.monotonic() <= self._deadline:
-            attempt = next_attempt(
-                error, loaded=self._loaded, is_refund=self._call.is_refund
-            )
-        if attempt is NextAttempt.LOAD:
-            self._loaded = True
-            self.pause = 0.0
-            self.sent = _with_scripts(self.sent.calls or (self._call,))
-        elif attempt is None or not isinstance(self._topology, ClusterTopology):
-            raise _failed(self._topology, self.server, error) from error
-        else:
-            self._follow(self._topology, error, attempt)
-        return True
-
-    def _follow(
-        self, topology: ClusterTopology, error: ResponseError, attempt: NextAttempt
-    ) -> None:
-        self.sent = self._call
+        call = self._call
+        topology = self._topology
+        attempt = next_attempt(error, loaded=self._loaded, is_refund=call.is_refund)
+        in_time = time.monotonic() <= self._deadline
         self.pause = 0.0
+        if in_time and attempt is NextAttempt.LOAD:
+            self._loaded = True
+            self.sent = _with_scripts(self.sent.calls or (call,))
+            return True
+
+        if not in_time or attempt is None or not isinstance(topology, ClusterTopology):
+            raise _failed(topology, self.server, error) from error
+        self.sent = call
         if attempt is NextAttempt.LATER:
             self.pause = TRYAGAIN_PAUSE
-            server = topology.server_for(self._call.key) or self.server
-        else:
-            server = topology.redirect(error, self.server)
+            self.server = topology.server_for(call.key) or self.server
+        elif isinstance(error, AskError):  # or MOVED
+            self.server = topology.redirect(error, self.server)
         if attempt is NextAttempt.ASKING:
-            self.sent = Pipeline((ASKING, self._call))
-        self.server = _require(topology, server)
+            self.sent = Pipeline((ASKING, call))
+        _require(topology, self.server)
+        return True
+
+
+def _with_scripts(calls: Sequence[Call]) -> Pipeline:
+    """Return calls as a pipeline that loads their scripts first.
+
+    Not by EVAL, whose scripts servers may evict.
+    """
+    texts = dict.fromkeys(call.script.text for call in calls if call.script is not None)
+    key = calls[0].key
+    loads = [Call(None, key, pack(("SCRIPT", "LOAD", text))) for text in texts]
+    return Pipeline((*loads, *calls))
 
 
 # Several calls
@@ -159,8 +162,7 @@ def execute_each(
 
     Return each reply, or the UnavailableError in its place.
     """
-    if not topology.servers():
-        topology.wait_until_known()
+    topology.wait_until_known()
     batches = _batches(topology, calls, MAX_PIPELINE)
     for batch in batches:
         _run_batch(batch, admin_timeout)
@@ -172,8 +174,7 @@ async def aexecute_each(topology: Topology, calls: Sequence[Call]) -> list[Any]:
 
     In smaller pipelines, between which other calls are sent.
     """
-    if not topology.servers():
-        await topology.await_until_known()
+    await topology.await_until_known()
     batches = _batches(topology, calls, MAX_BATCH)
     try:
         await asyncio.gather(*[_arun_batch(batch) for batch in batches])
@@ -185,13 +186,13 @@ async def aexecute_each(topology: Topology, calls: Sequence[Call]) -> list[Any]:
 
 
 def _run_batch(batch: _Batch, admin_timeout: float | None) -> None:
-    while pipeline := batch.next_pipeline():
-        try:
-            batch.record(batch.require_server().send(pipeline, admin_timeout))
-        except (UnavailableError, RedisError) as error:
-            batch.fail(error)
+    try:
+        server = _require(batch.topology, batch.server)
+        batch.record(server, server.send(Pipeline(batch.calls.values()), admin_timeout))
+    except (UnavailableError, RedisError) as error:
+        batch.fail(error)
 
-    for index in batch.settle_errors():
+    for index in batch.unsettled:
         try:
             reply = execute(batch.topology, batch.calls[index], admin_timeout)
         except UnavailableError as error:
@@ -200,13 +201,13 @@ def _run_batch(batch: _Batch, admin_timeout: float | None) -> None:
 
 
 async def _arun_batch(batch: _Batch) -> None:
-    while pipeline := batch.next_pipeline():
-        try:
-            batch.record(await batch.require_server().asend(pipeline))
-        except (UnavailableError, RedisError) as error:
-            batch.fail(error)
+    try:
+        server = _require(batch.topology, batch.server)
+        batch.record(server, await server.asend(Pipeline(batch.calls.values())))
+    except (UnavailableError, RedisError) as error:
+        batch.fail(error)
 
-    for index in batch.settle_errors():
+    for index in batch.unsettled:
         try:
             reply = await aexecute(batch.topology, batch.calls[index])
         except UnavailableError as error:
@@ -215,74 +216,39 @@ async def _arun_batch(batch: _Batch) -> None:
 
 
 class _Batch:
-    """Calls for one server that are sent together, and the replies so far, by index."""
+    """Calls for one server that are sent together, and their replies, by index."""
 
     def __init__(
         self, topology: Topology, server: Server | None, calls: dict[int, Call]
     ) -> None:
         self.topology = topology
+        self.server = server
         self.calls = calls
         self.replies: dict[int, Any] = {}
-        self._server = server
-        self._sent: list[int] = []
-        self._loaded = False
+        self.unsettled: list[int] = []  # of calls to send again, one by one
 
-    def require_server(self) -> Server:
-        return _require(self.topology, self._server)
-
-    def next_pipeline(self) -> Pipeline | None:
-        """Return all calls; then those whose script was unknown, with it; then None."""
-        if not self.replies:
-            self._sent = [*self.calls]
-            return Pipeline(self.calls.values())
-
-        self._sent = [
-            index
-            for index, reply in self.replies.items()
-            if isinstance(reply, NoScriptError)
-        ]
-        if self._loaded or not self._sent:
-            return None
-        self._loaded = True
-        return _with_scripts([self.calls[index] for index in self._sent])
-
-    def record(self, replies: list[Any]) -> None:
-        """Take the replies to a pipeline; those to SCRIPT LOAD come first."""
-        own = replies[-len(self._sent) :]
-        self.replies.update(zip(self._sent, own, strict=True))
+    def record(self, server: Server, replies: list[Any]) -> None:
+        """Take the replies to the pipeline; errors may mean to send a call again."""
+        for index, reply in zip(self.calls, replies, strict=True):
+            if not isinstance(reply, ResponseError):
+                self.replies[index] = reply
+            elif next_attempt(reply) is None:
+                self.replies[index] = _failed(self.topology, server, reply)
+            else:
+                self.unsettled.append(index)
 
     def fail(self, error: Exception) -> None:
-        """Take an error that all calls of a pipeline have."""
-        self.record([_unavailable(self.topology, error)] * len(self._sent))
-
-    def settle_errors(self) -> list[int]:
-        """Return which calls to send again, after MOVED for example.
-
-        Each other error becomes an UnavailableError.
-        """
-        topology = self.topology
-        repeated = []
-        for index, error in self.replies.items():
-            if self._server is None or not isinstance(error, ResponseError):
-                continue
-            is_refund = self.calls[index].is_refund
-            attempt = next_attempt(error, loaded=True, is_refund=is_refund)
-            if attempt is None or not isinstance(topology, ClusterTopology):
-                self.replies[index] = _failed(topology, self._server, error)
-                continue
-            repeated.append(index)
-            if isinstance(error, MovedError):
-                topology.redirect(error, self._server)
-        return repeated
+        """Take an error that concerns all calls."""
+        self.replies = dict.fromkeys(self.calls, _unavailable(self.topology, error))
 
     def abandon(self) -> None:
-        """Take that the caller was cancelled; a call under way abandons itself."""
+        """Abandon the calls that have a reply; one under way abandons itself."""
         for index, reply in self.replies.items():
             self.calls[index].abandon(reply)
 
 
 def _batches(topology: Topology, calls: Sequence[Call], size: int) -> list[_Batch]:
-    """Return batches of at most this size, for each server."""
+    """Return the calls for each server, in batches of at most this size."""
     by_server: dict[Server | None, list[int]] = {}
     for index, call in enumerate(calls):
         by_server.setdefault(topology.server_for(call.key), []).append(index)
@@ -300,17 +266,6 @@ def _in_order(batches: Sequence[_Batch]) -> list[Any]:
     for batch in batches:
         replies.update(batch.replies)
     return [replies[index] for index in range(len(replies))]
-
-
-def _with_scripts(calls: Sequence[Call]) -> Pipeline:
-    """Return calls as a pipeline that loads their scripts first.
-
-    Not by EVAL, whose scripts servers may evict.
-    """
-    texts = dict.fromkeys(call.script.text for call in calls if call.script is not None)
-    key = calls[0].key
-    loads = [Call(None, key, pack(("SCRIPT", "LOAD", text))) for text in texts]
-    return Pipeline((*loads, *calls))
 
 
 # Servers and errors
@@ -383,9 +338,7 @@ def _key(command: Sequence[Word]) -> str:
 def servers() -> list[Server]:
     """Return the servers that have keys; UnavailableError when none is known."""
     topology = client.topology()
-    if not topology.servers():
-        topology.wait_until_known()
-
+    topology.wait_until_known()
     known = topology.servers()
     if any(server.breaker.error is not None for server in known):
         topology.refresh_soon()

@@ -77,7 +77,7 @@ def table_bytes_per_key(server: Server) -> float | None:
 
 
 def scan(pattern: str, most: float = math.inf) -> Iterator[list[str]]:
-    """Yield pages of keys that match, until servers have looked at about `most` keys."""
+    """Yield pages of keys that match, until about `most` keys were looked at."""
     cursor = 0
     scanned = 0
     while scanned < most:
@@ -91,10 +91,10 @@ def scan(pattern: str, most: float = math.inf) -> Iterator[list[str]]:
 def scan_page(
     cursor: int, pattern: str, count: int = SCAN_COUNT
 ) -> tuple[int, list[str]]:
-    """Return the next cursor, 0 at the end, and the keys that match among about `count`.
+    """Return the next cursor, and the keys that match among about `count`.
 
-    The servers of a Cluster are scanned one after the other; our cursor holds the server
-    and its own cursor.
+    The cursor is 0 at the end. The servers of a Cluster are scanned one after the
+    other; our cursor holds the server and its own cursor.
     """
     nodes = servers()
     position, index = divmod(cursor, len(nodes))

@@ -41,7 +41,8 @@ class Multiplexer:
 
     def __init__(self, server: Server) -> None:
         self.loop = asyncio.get_running_loop()
-        # Before the next batch: behind the same address there may be another server now.
+        # Whether to reconnect before the next batch: behind the same address there may
+        # be another server now.
         self.reconnect = False
         self._server = server
         self._connection, self._reader = server.options.async_connection()
@@ -72,7 +73,7 @@ class Multiplexer:
         self._worker = self.loop.create_task(self._run(), context=contextvars.Context())
 
     async def _run(self) -> None:
-        """Send batches and read their replies until something fails or the loop ends."""
+        """Send batches and read their replies until one fails or the loop ends."""
         try:
             while True:
                 if not self._waiting:
@@ -168,7 +169,7 @@ class Multiplexer:
                 raise UnexpectedReplyError(await self._reader.read_response())
 
     async def _is_stale(self) -> bool:
-        """Return whether the server closed the connection, or sent a reply to no call."""
+        """Return whether the server closed it, or sent a reply to no call."""
         connection = self._connection
         after_pause = self.loop.time() - self._last_use > FRESH
         if after_pause:

@@ -30,9 +30,9 @@ from .pool import Pool
 class Server:
     """A Redis server."""
 
-    # Multiplexers live as long as their loops, also those of servers that other settings
-    # have replaced: a worker task that is garbage-collected while it waits is an error
-    # to asyncio.
+    # Multiplexers live as long as their loops, also those of servers that other
+    # settings have replaced: a worker task that is garbage-collected while it waits is
+    # an error to asyncio.
     _multiplexers: ClassVar[
         dict[tuple[Server, asyncio.AbstractEventLoop], Multiplexer]
     ] = {}
@@ -132,7 +132,7 @@ class Server:
     def _end_call(
         self, held: HeldConnection | None, error: BaseException, timeout: float | None
     ) -> None:
-        """Record that a call had no reply; raise redis-py's error for it, if it has one."""
+        """Record that a call had no reply; raise redis-py's error for it, if any."""
         failure = error
         try:
             # Recorded first: a thread that waits for the connection would take it to a

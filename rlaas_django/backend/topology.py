@@ -1,8 +1,8 @@
 """Which server has a key.
 
 A single server, the master that the Sentinels name, or a node of a cluster. redis-py's
-own clients ask the Sentinels and the nodes, in a background thread: a request reads what
-is known and never waits for a refresh, but for the very first one.
+own clients ask the Sentinels and the nodes, in a background thread: a request reads
+what is known and never waits for a refresh, but for the very first one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ class Topology:
 
     async def await_until_known(self) -> None:
         """As `wait_until_known`, without blocking the event loop."""
-        await asyncio.to_thread(self.wait_until_known)
 
 
 class DiscoveredTopology(Topology):
@@ -82,6 +81,10 @@ class DiscoveredTopology(Topology):
 
     def wait_until_known(self) -> None:
         self._refreshed.wait(self.timeout)
+
+    async def await_until_known(self) -> None:
+        if not self._refreshed.is_set():
+            await asyncio.to_thread(self.wait_until_known)
 
     def _refresh(self) -> bool:
         changed = False

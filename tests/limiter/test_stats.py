@@ -17,7 +17,7 @@ from django.test import AsyncRequestFactory, RequestFactory, override_settings
 from rlaas_django import Policy, backend, check, rate_limit
 from rlaas_django.runtime import observers, process
 from rlaas_django.stats import background, reader, recorder, schema
-from rlaas_django.stats.user_agents import classify
+from rlaas_django.stats.schema import user_agent_class
 
 GONE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
 
@@ -375,7 +375,7 @@ class TestRefusals:
     ],
 )
 def test_the_class_of_a_user_agent(user_agent, expected):
-    assert classify(user_agent) == expected
+    assert user_agent_class(user_agent) == expected
 
 
 class TestWatched:

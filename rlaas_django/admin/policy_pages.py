@@ -83,7 +83,7 @@ def overview(request: HttpRequest) -> Context:
         "identities": _with_labels(identities),
         "paths": [(printable(path), number) for path, number in paths.items()],
         "server": usage.server_state(),
-        "breakers": usage.open_breakers(),
+        "unavailable_servers": usage.unavailable_servers(),
         "degraded": total(site[-DEGRADED_MINUTES:]).degraded,
     }
 

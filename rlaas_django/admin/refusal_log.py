@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..operators import usage
 from ..operators.formatting import duration, local_time, time_with_zone
 from ..operators.identities import describe, encode_address, search
 from ..stats import reader
-from ..stats.schema import REFUSALS_TTL, SITE, Refusal
+from ..stats.schema import REFUSALS, SITE, Refusal
 
 MAX_GROUPS = 200  # on the page
 MAX_FILTERED = 5_000
@@ -96,18 +96,9 @@ class Group:
 
 def group_refusals(refusals: Iterable[Refusal]) -> list[Group]:
     """Group refusals, which are sorted by time, the newest first."""
-    groups: dict[tuple[object, ...], Group] = {}
+    groups: dict[Refusal, Group] = {}
     for refusal in refusals:
-        key = (
-            refusal.policy,
-            refusal.identity,
-            refusal.source,
-            refusal.method,
-            refusal.path,
-            refusal.address,
-            refusal.agent,
-            refusal.over,
-        )
+        key = replace(refusal, at=0, count=0, limit=0, window=0, retry_after=0)
         group = groups.setdefault(key, Group(refusal))
         group.number += 1
         group.first_at = refusal.at
@@ -122,7 +113,7 @@ def find_blocks(groups: Iterable[Group]) -> None:
         if address is not None:
             identities.add(address)
 
-    oldest = timezone.now() - timedelta(seconds=REFUSALS_TTL)
+    oldest = timezone.now() - timedelta(seconds=REFUSALS.ttl)
     blocks = Override.objects.filter(kind=Override.Kind.BLOCK, until__gt=oldest)
     matching = blocks.matching(identities)
     for group in groups:

@@ -92,7 +92,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                     "title": _("Redis is unavailable"),
                     "error": error,
                     "acted": acts,
-                    "breakers": usage.open_breakers(),
+                    "unavailable_servers": usage.unavailable_servers(),
                 }
                 return self._render(request, "unavailable", context, status=503)
 

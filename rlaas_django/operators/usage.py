@@ -27,7 +27,6 @@ from ..stats import reader, schema
 from ..stats.policies import all_policies, with_decided_rates
 from ..stats.reader import Counts, total
 from ..stats.schema import as_text
-from .formatting import duration
 from .identities import IdentityLabel, describe, is_encoded
 
 PAGE_SIZE = 50
@@ -64,13 +63,6 @@ class Row(NamedTuple):
         if self.percent >= schema.WATCH_PERCENT:
             return "high"
         return "normal"
-
-    @property
-    def resets_in(self) -> str:
-        """The time until the counter is empty; an empty string if it is."""
-        if not self.outcome.current_count:
-            return ""
-        return duration(self.outcome.reset_after)
 
 
 class PolicyRow(NamedTuple):
@@ -228,17 +220,10 @@ def _counted(
             yield pair
 
 
-def open_breakers() -> list[dict[str, str]]:
+def unavailable_servers() -> list[backend.Server]:
     """Return the servers whose circuit breaker is open in this process."""
-    return [
-        {
-            "name": server.name,
-            "unavailable_for": duration(server.breaker.open_for),
-            "next_probe": duration(server.breaker.next_probe_in),
-        }
-        for server in backend.topology().servers()
-        if server.breaker.error is not None
-    ]
+    servers = backend.topology().servers()
+    return [server for server in servers if server.breaker.error is not None]
 
 
 def ping() -> float:
@@ -314,12 +299,11 @@ def _statistics_keys() -> dict[str, int]:
 
     Of the series, those of the last full hour and of the last full day.
     """
-    now = int(time.time())
+    now = time.time()
     keys = {}
     for name in (schema.SITE, *policies()):
-        minutes = schema.minutes_key(name, now // schema.HOUR - 1)
-        hours = schema.hours_key(name, now // schema.DAY - 1)
-        keys[minutes] = schema.MINUTES_TTL // schema.HOUR
-        keys[hours] = schema.HOURS_TTL // schema.DAY
-        keys[schema.refusals_key(name)] = 1
+        for statistic in (schema.MINUTES, schema.HOURS):
+            last = statistic.key(name, now - statistic.period)
+            keys[last] = statistic.ttl // statistic.period
+        keys[schema.REFUSALS.key(name)] = 1
     return keys

@@ -18,14 +18,11 @@ from dataclasses import replace
 from typing import Any
 
 from .. import backend, conf
-from ..backend.scripts import RECORD
 from ..core.policy import Policy, PolicyError, Rate, is_key
 from ..runtime import process, registry
-from .schema import DAY, HOUR, as_pairs, as_text
+from .schema import DAY, HOUR, Statistic, as_pairs, as_text, record_call
 
-POLICIES_KEY = "rlaas:policies"
-POLICIES_TTL = 9 * DAY
-MAX_POLICIES = 1_000
+POLICIES = Statistic("rlaas:policies", "fields", 9 * DAY, size=1_000)
 MAX_LIMITS = 1_000  # identities per flush
 MAX_KEPT = 10_000  # of what this process has written lately
 MINIMUM_TTL = 60
@@ -90,8 +87,7 @@ class Definitions:
             if self._is_due(name, definition, HOUR):
                 fields += (name, definition)
         if fields:
-            arguments = (0, "fields", POLICIES_TTL, MAX_POLICIES, len(fields), *fields)
-            call = backend.script_call(RECORD, (POLICIES_KEY,), arguments)
+            call = record_call([(POLICIES.key(""), POLICIES, fields)])
             backend.execute(backend.topology(), call)
 
     def _is_due(self, key: object, value: object, seconds: float) -> bool:
@@ -130,7 +126,7 @@ def all_policies() -> dict[str, Policy]:
     """Return every policy by name, or those of this process without Redis."""
     policies = of_this_process()
     try:
-        (reply,) = backend.run_commands([("HGETALL", POLICIES_KEY)])
+        (reply,) = backend.run_commands([("HGETALL", POLICIES.key(""))])
     except backend.UnavailableError:
         return policies
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .. import backend
 from . import schema
-from .schema import DAY, HOUR, MINUTE, RESULTS, SITE, Refusal, as_pairs
+from .schema import HOUR, MINUTE, RESULTS, SITE, Refusal, Statistic, as_pairs
 
 
 class Counts(NamedTuple):
@@ -46,49 +46,44 @@ def minutes(policies: Iterable[str], hours: int = 24) -> dict[str, list[Counts]]
     `schema.SITE` stands for the site. A key per policy and hour is read: for many
     policies, read one hour of minutes, or a day of hours.
     """
-    return _series(policies, schema.minutes_key, HOUR, MINUTE, 60 * hours)
+    return _series(policies, schema.MINUTES, MINUTE, 60 * hours)
 
 
 def hours(policies: Iterable[str], days: int = 7) -> dict[str, list[Counts]]:
     """Return the hours of up to seven days per policy, the current hour last."""
-    return _series(policies, schema.hours_key, DAY, HOUR, 24 * days)
+    return _series(policies, schema.HOURS, HOUR, 24 * days)
 
 
 def _series(
-    policies: Iterable[str],
-    key: Callable[[str, int], str],
-    span: int,
-    step: int,
-    number: int,
+    policies: Iterable[str], statistic: Statistic, step: int, number: int
 ) -> dict[str, list[Counts]]:
-    """Return the last `number` steps; each key has the steps of one span.
-
-    Spans and steps are in seconds.
-    """
+    """Return the last `number` steps, of so many seconds each."""
     end = int(time.time()) // step * step
     starts = range(end - (number - 1) * step, end + step, step)
-    spans = range(starts[0] // span, end // span + 1)
-    pairs = [(name, index) for name in policies for index in spans]
-    replies = backend.run_commands([("HGETALL", key(*pair)) for pair in pairs])
+    period = statistic.period
+    periods = range(starts[0] // period * period, end + 1, period)
+    pairs = [(name, at) for name in policies for at in periods]
+    replies = backend.run_commands(
+        [("HGETALL", statistic.key(*pair)) for pair in pairs]
+    )
 
     # By policy, start of the step, and result.
     numbers: dict[str, dict[int, dict[str, int]]] = {}
-    for (name, index), reply in zip(pairs, replies, strict=True):
-        of_policy = numbers.setdefault(name, defaultdict(dict))
+    for (name, at), reply in zip(pairs, replies, strict=True):
+        steps = numbers.setdefault(name, defaultdict(dict))
         for field, count in as_pairs(reply):
             position, _, code = field.partition(":")
-            start = index * span + int(position) * step
-            of_policy[start][RESULTS[code]] = int(count)
+            steps[at + int(position) * step][RESULTS[code]] = int(count)
 
     return {
-        name: [Counts(start, **of_policy.get(start, {})) for start in starts]
-        for name, of_policy in numbers.items()
+        name: [Counts(start, **steps.get(start, {})) for start in starts]
+        for name, steps in numbers.items()
     }
 
 
 def totals() -> dict[tuple[str, str], int]:
     """Return the decisions of all processes by policy and result; it only grows."""
-    (reply,) = backend.run_commands([("HGETALL", schema.totals_key())])
+    (reply,) = backend.run_commands([("HGETALL", schema.TOTALS.key(SITE))])
     numbers = {}
     for field, count in as_pairs(reply):
         policy, _, code = field.rpartition(":")
@@ -101,7 +96,7 @@ def refusals(
 ) -> list[Refusal]:
     """Return the latest refusals under these policies, or of the site, newest first."""
     replies = backend.run_commands(
-        [("LRANGE", schema.refusals_key(name), 0, limit - 1) for name in policies]
+        [("LRANGE", schema.REFUSALS.key(name), 0, limit - 1) for name in policies]
     )
     latest = [Refusal(**json.loads(line)) for lines in replies for line in lines]
     latest.sort(key=lambda refusal: refusal.at, reverse=True)
@@ -117,10 +112,9 @@ def watched(
     the latest of the two hours; a refused request counts one percent more.
     """
     name = policy or SITE
-    hour = int(time.time()) // HOUR
-    last, current = _ranked(
-        [schema.watch_key(name, hour - 1), schema.watch_key(name, hour)], limit
-    )
+    now = time.time()
+    keys = [schema.WATCHED.key(name, at) for at in (now - HOUR, now)]
+    last, current = _ranked(keys, limit)
     levels = last | current
     ranked = sorted(levels, key=lambda member: -levels[member])
 
@@ -137,8 +131,8 @@ def watched(
 
 def most_refused(limit: int = 10) -> tuple[dict[str, int], dict[str, int]]:
     """Return the identities, and the paths or sources, with the most refusals today."""
-    day = int(time.time()) // DAY
-    keys = [schema.refused_key(SITE, day), schema.paths_key(day)]
+    now = time.time()
+    keys = [schema.IDENTITIES.key(SITE, now), schema.PATHS.key(SITE, now)]
     identities, paths = _ranked(keys, limit)
     return _whole(identities), _whole(paths)
 
@@ -151,8 +145,8 @@ def refused_identities(
     Those with the most come first.
     """
     names = list(policies)
-    day = int(time.time()) // DAY
-    ranked = _ranked([schema.refused_key(name, day) for name in names], limit)
+    now = time.time()
+    ranked = _ranked([schema.IDENTITIES.key(name, now) for name in names], limit)
     return dict(zip(names, map(_whole, ranked), strict=True))
 
 
@@ -162,9 +156,12 @@ def refused_today(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int
     It is 0 beyond the 1,000 identities with the most.
     """
     pairs = list(pairs)
-    day = int(time.time()) // DAY
+    now = time.time()
     scores = backend.run_commands(
-        [("ZSCORE", schema.refused_key(name, day), member) for name, member in pairs]
+        [
+            ("ZSCORE", schema.IDENTITIES.key(name, now), identity)
+            for name, identity in pairs
+        ]
     )
     numbers = [int(float(score or 0)) for score in scores]
     return dict(zip(pairs, numbers, strict=True))

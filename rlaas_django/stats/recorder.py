@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -14,7 +14,6 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from .. import backend
-from ..backend.scripts import RECORD
 from ..core.decision import Outcome
 from ..limiter.policy_set import CompiledPolicySet
 from ..runtime import process
@@ -29,7 +28,16 @@ from ..runtime.observers import (
 )
 from . import schema
 from .policies import definitions
-from .schema import CODES, DAY, HOUR, MINUTE, SITE, UNLOGGED, Refusal, user_agent_class
+from .schema import (
+    CODES,
+    HOUR,
+    MINUTE,
+    SITE,
+    UNLOGGED,
+    Refusal,
+    Statistic,
+    user_agent_class,
+)
 
 Entry = TypeVar("Entry")
 Results = list[tuple[Outcome, str]]  # of an observation, by policy
@@ -69,7 +77,7 @@ def flush() -> None:
     global dropped
     if pending or uneventful:
         # Raises while Redis is unavailable.
-        backend.run_commands([("EXISTS", schema.refusals_key(SITE))])
+        backend.run_commands([("EXISTS", schema.REFUSALS.key(SITE))])
 
     tallies: dict[str, Tally] = defaultdict(Tally)  # by policy
     # First those near a limit, which operators look at: a flush notes MAX_LIMITS rates.
@@ -96,88 +104,56 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        # By minute since the epoch, and result.
-        self.counts: Counter[tuple[int, str]] = Counter()
-        # By day, and identity.
-        self.refused: dict[int, Counter[str]] = defaultdict(Counter)
-        # By day, and path; of the site only.
-        self.paths: dict[int, Counter[str]] = defaultdict(Counter)
-        # By hour, and identity: the percentage.
-        self.watched: dict[int, dict[str, float]] = defaultdict(dict)
-        # By policy and result; of the site only.
-        self.totals: Counter[str] = Counter()
-        # Refusals as JSON.
-        self.lines: list[str] = []
+        self.observed = 0  # observations that are counted here
+        # By statistic and number of its period: the fields or members.
+        self.numbers: dict[tuple[Statistic, int], dict[str, float]] = {}
+        self.lines: list[str] = []  # refusals as JSON
 
-    @property
-    def observed(self) -> int:
-        """How many observations are counted here."""
-        return sum(
-            number for (_, result), number in self.counts.items() if result != UNLOGGED
-        )
+    def add(self, statistic: Statistic, at: float, member: str, number: int) -> None:
+        """Add a number to a member of the key for a time."""
+        members = self._members(statistic, at)
+        members[member] = members.get(member, 0) + number
 
-    def log(self, minute: int, line: Callable[[], str], number: int) -> None:
+    def count(self, at: float, result: str, number: int) -> None:
+        """Count decisions of a minute and of its hour."""
+        minute = int(at) // MINUTE
+        code = CODES[result]
+        self.add(schema.MINUTES, at, f"{minute % 60}:{code}", number)
+        self.add(schema.HOURS, at, f"{minute // 60 % 24}:{code}", number)
+        if result != UNLOGGED:
+            self.observed += number
+
+    def watch(self, at: float, identity: str, level: float) -> None:
+        """Keep the highest level of an identity in this hour."""
+        levels = self._members(schema.WATCHED, at)
+        # Among identities with the same usage, the fraction of the hour ranks the one
+        # that was seen last first.
+        level = round(level + at % HOUR / HOUR, 7)
+        levels[identity] = max(level, levels.get(identity, 0))
+
+    def log(self, at: float, line: Callable[[], str], number: int) -> None:
         """List a refusal, or count so many as unlogged where there is no room."""
         if len(self.lines) < REFUSALS_PER_FLUSH:
             self.lines.append(line())
         else:
-            self.counts[minute, UNLOGGED] += number
-
-    def watch(self, at: float, identity: str, level: float) -> None:
-        """Keep the highest level of an identity in this hour."""
-        # Among identities with the same usage, the fraction of the hour ranks the one
-        # that was seen last first.
-        levels = self.watched[int(at) // HOUR]
-        level = round(level + at % HOUR / HOUR, 7)
-        levels[identity] = max(level, levels.get(identity, 0))
+            self.count(at, UNLOGGED, number)
 
     def call(self, name: str) -> backend.Call:
-        """Return the call of record.lua that adds all of it."""
-        keys = []
-        arguments: list[Any] = [0]
-        for key, kind, ttl, most, values in self._additions(name):
-            keys.append(key)
-            arguments += (kind, ttl, most, len(values), *values)
-        return backend.script_call(RECORD, keys, arguments)
-
-    def _additions(self, name: str) -> Iterator[tuple[str, str, int, int, list[Any]]]:
-        """Yield for each key what record.lua takes: type, TTL, maximum size, values."""
-        minutes: dict[int, Counter[str]] = defaultdict(Counter)  # by hour, and field
-        hours: dict[int, Counter[str]] = defaultdict(Counter)  # by day, and field
-        for (minute, result), number in self.counts.items():
-            hour = minute // 60
-            code = CODES[result]
-            minutes[hour][f"{minute % 60}:{code}"] += number
-            hours[hour // 24][f"{hour % 24}:{code}"] += number
-
-        most = schema.MAX_IDENTITIES
-        for hour, numbers in minutes.items():
-            key = schema.minutes_key(name, hour)
-            yield key, "counts", schema.MINUTES_TTL, 0, _highest(numbers)
-        for day, numbers in hours.items():
-            key = schema.hours_key(name, day)
-            yield key, "counts", schema.HOURS_TTL, 0, _highest(numbers)
-        if self.totals:
-            key = schema.totals_key()
-            yield key, "counts", schema.TOTALS_TTL, 0, _highest(self.totals)
-        for day, numbers in self.refused.items():
-            key = schema.refused_key(name, day)
-            yield key, "ranks", schema.RANKS_TTL, most, _highest(numbers, most)
-        for day, numbers in self.paths.items():
-            key = schema.paths_key(day)
-            yield key, "ranks", schema.RANKS_TTL, most, _highest(numbers, most)
-        for hour, levels in self.watched.items():
-            key = schema.watch_key(name, hour)
-            yield key, "levels", schema.WATCH_TTL, most, _highest(levels, most)
+        """Return the call that adds all of it."""
+        additions: list[schema.Addition] = []
+        for (statistic, period), members in self.numbers.items():
+            ranked = sorted(members.items(), key=itemgetter(1), reverse=True)
+            if statistic.size:
+                ranked = ranked[: statistic.size]
+            key = statistic.pattern.format(name, period)
+            additions.append((key, statistic, [*chain(*ranked)]))
         if self.lines:
-            key = schema.refusals_key(name)
-            yield key, "lines", schema.REFUSALS_TTL, schema.MAX_REFUSALS, self.lines
+            statistic = schema.REFUSALS
+            additions.append((statistic.key(name), statistic, self.lines))
+        return schema.record_call(additions)
 
-
-def _highest(numbers: Mapping[str, float], most: int | None = None) -> list[Any]:
-    """Return names and numbers in turn, those of all or of the highest."""
-    items = sorted(numbers.items(), key=itemgetter(1), reverse=True)
-    return [*chain(*items[:most])]
+    def _members(self, statistic: Statistic, at: float) -> dict[str, float]:
+        return self.numbers.setdefault((statistic, int(at) // statistic.period), {})
 
 
 def _count_uneventful(tallies: dict[str, Tally]) -> None:
@@ -189,11 +165,12 @@ def _count_uneventful(tallies: dict[str, Tally]) -> None:
             definitions.note(policy, identity)
 
     for (minute, policy_set), number in numbers.items():
+        at = minute * MINUTE
         site = tallies[SITE]
-        site.counts[minute, ALLOWED] += number
+        site.count(at, ALLOWED, number)
         for name in policy_set.names:
-            tallies[name].counts[minute, ALLOWED] += number
-            site.totals[f"{name}:{CODES[ALLOWED]}"] += number
+            tallies[name].count(at, ALLOWED, number)
+            site.add(schema.TOTALS, at, f"{name}:{CODES[ALLOWED]}", number)
 
 
 def _count_pending(tallies: dict[str, Tally]) -> None:
@@ -206,15 +183,7 @@ def _count_pending(tallies: dict[str, Tally]) -> None:
     latest: dict[tuple[Any, ...], tuple[float, Observation, Results]] = {}
     for at, observation in _taken(pending):
         results = [*observation.results()]
-        alike = (
-            int(at) // MINUTE,
-            observation.source,
-            observation.path,
-            *[
-                (each.policy.name, each.identity, each.limit, each.remaining, result)
-                for each, result in results
-            ],
-        )
+        alike = _counted(at, observation, results)
         numbers[alike] += 1
         if numbers[alike] <= REFUSALS_PER_FLUSH:
             _count(tallies, at, observation, results, 1)
@@ -224,6 +193,21 @@ def _count_pending(tallies: dict[str, Tally]) -> None:
     for alike, (at, observation, results) in latest.items():
         number = numbers[alike] - REFUSALS_PER_FLUSH
         _count(tallies, at, observation, results, number)
+
+
+def _counted(at: float, observation: Observation, results: Results) -> tuple[Any, ...]:
+    """Return what is counted of an observation, which others may share."""
+    figures = [
+        (
+            outcome.policy.name,
+            outcome.identity,
+            outcome.limit,
+            outcome.remaining,
+            result,
+        )
+        for outcome, result in results
+    ]
+    return (int(at) // MINUTE, observation.source, observation.path, *figures)
 
 
 def _taken(queue: deque[Entry]) -> Iterator[Entry]:
@@ -241,34 +225,32 @@ def _count(
     number: int,
 ) -> None:
     """Count so many observations under each of their policies, and for the site."""
-    minute = int(at) // MINUTE
-    day = int(at) // DAY
     site = tallies[SITE]
-    refused = {outcome.identity for outcome, result in results if result == REFUSED}
-
     for outcome, result in results:
         name = outcome.policy.name
+        identity = outcome.identity
         tally = tallies[name]
-        tally.counts[minute, result] += number
-        site.totals[f"{name}:{CODES[result]}"] += number
-        definitions.note(outcome.policy, outcome.identity)
+        tally.count(at, result, number)
+        site.add(schema.TOTALS, at, f"{name}:{CODES[result]}", number)
+        definitions.note(outcome.policy, identity)
         if result in (REFUSED, OVER):
             line = partial(_refusal_json, at, observation, outcome, result)
-            tally.log(minute, line, number)
-            site.log(minute, line, number)
-            tally.refused[day][outcome.identity] += number
+            tally.log(at, line, number)
+            site.log(at, line, number)
+            tally.add(schema.IDENTITIES, at, identity, number)
         if result != DEGRADED:
             _watch(tally, site, at, outcome)
 
     if not getattr(observation, "is_continued", False):
-        site.counts[minute, overall(result for _, result in results)] += number
+        site.count(at, overall(result for _, result in results), number)
+    refused = {outcome.identity for outcome, result in results if result == REFUSED}
     for identity in refused:
-        site.refused[day][identity] += number
+        site.add(schema.IDENTITIES, at, identity, number)
     if refused:
         path = observation.path
         if observation.source != REQUEST:
             path = observation.source
-        site.paths[day][path] += number
+        site.add(schema.PATHS, at, path, number)
 
 
 def _watch(tally: Tally, site: Tally, at: float, outcome: Outcome) -> None:

@@ -23,8 +23,12 @@ Days and hours are counted from the epoch.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from .. import backend
+from ..backend.scripts import RECORD
 from ..runtime.observers import ALLOWED, DEGRADED, OTHER, OVER, REFUSED
 
 MINUTE = 60
@@ -44,16 +48,49 @@ CODES = {
 }
 RESULTS = {code: result for result, code in CODES.items()}
 
-MINUTES_TTL = DAY + 2 * HOUR
-HOURS_TTL = 9 * DAY
-TOTALS_TTL = 30 * DAY  # after the last decision
-RANKS_TTL = DAY + 2 * HOUR
-WATCH_TTL = 3 * HOUR
-REFUSALS_TTL = 7 * DAY
-
 WATCH_PERCENT = 80  # of a limit
 MAX_IDENTITIES = 1_000  # per ZSET
 MAX_REFUSALS = 1_000  # per LIST
+
+
+class Statistic(NamedTuple):
+    """One kind of statistics: its keys, and how `record.lua` adds to them."""
+
+    pattern: str  # of a key, for a policy and the number of a period
+    kind: str
+    ttl: int
+    period: int = 2**40  # seconds that a key covers; without a number, for ever
+    size: int = 0  # that a key is cut to; 0: its fields are few
+
+    def key(self, policy: str, at: float = 0) -> str:
+        """Return the key for the period of a time."""
+        return self.pattern.format(policy, int(at) // self.period)
+
+
+MINUTES = Statistic("rlaas:stats:{{{}}}:minutes:{}", "counts", DAY + 2 * HOUR, HOUR)
+HOURS = Statistic("rlaas:stats:{{{}}}:hours:{}", "counts", 9 * DAY, DAY)
+TOTALS = Statistic("rlaas:stats:{{{}}}:totals", "counts", 30 * DAY)
+IDENTITIES = Statistic(
+    "rlaas:refused:{{{}}}:{}", "ranks", DAY + 2 * HOUR, DAY, MAX_IDENTITIES
+)
+PATHS = Statistic("rlaas:paths:{{{}}}:{}", "ranks", DAY + 2 * HOUR, DAY, MAX_IDENTITIES)
+WATCHED = Statistic("rlaas:watch:{{{}}}:{}", "levels", 3 * HOUR, HOUR, MAX_IDENTITIES)
+REFUSALS = Statistic("rlaas:refusals:{{{}}}", "lines", 7 * DAY, size=MAX_REFUSALS)
+
+# What is added: to which key, how, and the values.
+Addition = tuple[str, Statistic, Sequence[Any]]
+
+
+def record_call(additions: Iterable[Addition]) -> backend.Call:
+    """Return the call of `record.lua` that adds values to keys of one slot."""
+    keys = []
+    arguments: list[Any] = [0]
+    for key, statistic, values in additions:
+        keys.append(key)
+        bounds = (statistic.ttl, statistic.size)
+        arguments += (statistic.kind, *bounds, len(values), *values)
+    return backend.script_call(RECORD, keys, arguments)
+
 
 _BOT = re.compile(r"bot\b|crawl|spider|slurp|preview|monitor|scan", re.IGNORECASE)
 
@@ -89,34 +126,6 @@ def user_agent_class(user_agent: str) -> str:
     if user_agent.startswith(("Mozilla/", "Opera/")):
         return "browser"
     return "program"
-
-
-def minutes_key(policy: str, hour: int) -> str:
-    return f"rlaas:stats:{{{policy}}}:minutes:{hour}"
-
-
-def hours_key(policy: str, day: int) -> str:
-    return f"rlaas:stats:{{{policy}}}:hours:{day}"
-
-
-def totals_key() -> str:
-    return f"rlaas:stats:{{{SITE}}}:totals"
-
-
-def refused_key(policy: str, day: int) -> str:
-    return f"rlaas:refused:{{{policy}}}:{day}"
-
-
-def paths_key(day: int) -> str:
-    return f"rlaas:paths:{{{SITE}}}:{day}"
-
-
-def watch_key(policy: str, hour: int) -> str:
-    return f"rlaas:watch:{{{policy}}}:{hour}"
-
-
-def refusals_key(policy: str) -> str:
-    return f"rlaas:refusals:{{{policy}}}"
 
 
 def as_pairs(reply: list[bytes]) -> list[tuple[str, bytes]]:

@@ -13,9 +13,10 @@ from django import template
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from ..operators.formatting import time_with_zone
+from ..operators.formatting import duration, time_with_zone
 
 register = template.Library()
+register.filter("duration", duration)
 
 _PARTS = re.compile(r"[._/-]*[^._/-]+[._/-]*|[._/-]+")
 

@@ -371,15 +371,13 @@ class Override(models.Model):
 
     @classmethod
     def restore(cls) -> int:
-        """Write all active overrides to Redis; return how many identities have one."""
-        active = cls.objects.active().values_list("identity", flat=True)
-        identities = sorted(set(active))
-        for identity in identities:
-            if decode(identity)[0] != NETWORK:
-                cls._publish_identity(identity)
-        cls._publish_networks()
+        """Publish all that Redis lacks; return how many identities have an override."""
+        after = cls.publish_missing()
+        while after:
+            after = cls.publish_missing(after)
         overrides.mark_complete()
-        return len(identities)
+        active = cls.objects.active().order_by("identity")
+        return active.values("identity").distinct().count()
 
 
 def _write_until_stable(

@@ -168,11 +168,7 @@ class ActionForm(forms.Form):
                 every_client=override.every_client,
             )
 
-        # A policy without a known rate for the identity has nothing to change.
-        if policy:
-            rows = usage.rows([(policy, identity)])
-        else:
-            rows = usage.identity_rows(identity)
+        rows = usage.identity_rows(identity, policy=policy or None)
         policies = [row.outcome.policy for row in rows]
         if data["action"] == RESET:
             return actions.reset_usage(

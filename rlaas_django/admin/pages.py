@@ -72,11 +72,8 @@ def _active(cursor: str, policy: str | None) -> Context:
 
 def _search(request: HttpRequest, text: str, policy: str | None) -> Context:
     identities = search(text, request.user)
-    rows = [
-        row
-        for row in usage.identity_rows(*identities)
-        if policy in (None, row.outcome.policy.name) and (row.is_used or row.override)
-    ]
+    table = usage.identity_rows(*identities, policy=policy)
+    rows = [row for row in table if row.is_used or row.override]
     shown = {row.identity.encoded for row in rows}
     others = describe(set(identities) - shown).values()
     unused = [label for label in others if label.user or not rows]

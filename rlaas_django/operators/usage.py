@@ -134,14 +134,17 @@ def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
     return _rows((known[name], identity) for name, identity in pairs if name in known)
 
 
-def identity_rows(*identities: EncodedIdentity) -> list[Row]:
-    """Return the usage of identities under every policy that limits their kind."""
+def identity_rows(*identities: EncodedIdentity, policy: str | None = None) -> list[Row]:
+    """Return the usage of identities under every policy that limits their kind.
+
+    With `policy`, under the policy of this name only.
+    """
     known = policies().values()
     return _rows(
-        (policy, identity)
+        (limiting, identity)
         for identity in identities
-        for policy in known
-        if _limits(policy, identity)
+        for limiting in known
+        if policy in (None, limiting.name) and _limits(limiting, identity)
     )
 
 

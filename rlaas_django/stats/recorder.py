@@ -104,42 +104,51 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self.observed = 0  # observations that are counted here
+        # By minute since the epoch, and result.
+        self.counts: Counter[tuple[int, str]] = Counter()
         # By statistic and number of its period: the fields or members.
         self.numbers: dict[tuple[Statistic, int], dict[str, float]] = {}
         self.lines: list[str] = []  # refusals as JSON
 
-    def add(self, statistic: Statistic, at: float, member: str, number: int) -> None:
-        """Add a number to a member of the key for a time."""
-        members = self._members(statistic, at)
-        members[member] = members.get(member, 0) + number
+    @property
+    def observed(self) -> int:
+        """How many observations are counted here."""
+        return sum(
+            number for (_, result), number in self.counts.items() if result != UNLOGGED
+        )
 
-    def count(self, at: float, result: str, number: int) -> None:
-        """Count decisions of a minute and of its hour."""
-        minute = int(at) // MINUTE
-        code = CODES[result]
-        self.add(schema.MINUTES, at, f"{minute % 60}:{code}", number)
-        self.add(schema.HOURS, at, f"{minute // 60 % 24}:{code}", number)
-        if result != UNLOGGED:
-            self.observed += number
+    def members(self, statistic: Statistic, at: float) -> dict[str, float]:
+        """Return what is added to the key for a time."""
+        return self.numbers.setdefault((statistic, int(at) // statistic.period), {})
+
+    def add(self, statistic: Statistic, at: float, member: str, number: int) -> None:
+        """Add a number to a field or member of the key for a time."""
+        members = self.members(statistic, at)
+        members[member] = members.get(member, 0) + number
 
     def watch(self, at: float, identity: str, level: float) -> None:
         """Keep the highest level of an identity in this hour."""
-        levels = self._members(schema.WATCHED, at)
         # Among identities with the same usage, the fraction of the hour ranks the one
         # that was seen last first.
-        level = round(level + at % HOUR / HOUR, 7)
+        level += at % HOUR / HOUR
+        levels = self.members(schema.WATCHED, at)
         levels[identity] = max(level, levels.get(identity, 0))
 
-    def log(self, at: float, line: Callable[[], str], number: int) -> None:
+    def log(self, minute: int, line: Callable[[], str], number: int) -> None:
         """List a refusal, or count so many as unlogged where there is no room."""
         if len(self.lines) < REFUSALS_PER_FLUSH:
             self.lines.append(line())
         else:
-            self.count(at, UNLOGGED, number)
+            self.counts[minute, UNLOGGED] += number
 
     def call(self, name: str) -> backend.Call:
-        """Return the call that adds all of it."""
+        """Return the call that adds all of it; made once."""
+        for (minute, result), number in self.counts.items():
+            at = minute * MINUTE
+            code = CODES[result]
+            self.add(schema.MINUTES, at, f"{minute % 60}:{code}", number)
+            self.add(schema.HOURS, at, f"{minute // 60 % 24}:{code}", number)
+
         additions: list[schema.Addition] = []
         for (statistic, period), members in self.numbers.items():
             ranked = sorted(members.items(), key=itemgetter(1), reverse=True)
@@ -152,9 +161,6 @@ class Tally:
             additions.append((statistic.key(name), statistic, self.lines))
         return schema.record_call(additions)
 
-    def _members(self, statistic: Statistic, at: float) -> dict[str, float]:
-        return self.numbers.setdefault((statistic, int(at) // statistic.period), {})
-
 
 def _count_uneventful(tallies: dict[str, Tally]) -> None:
     """Count the observations that were allowed and far from every limit."""
@@ -165,12 +171,11 @@ def _count_uneventful(tallies: dict[str, Tally]) -> None:
             definitions.note(policy, identity)
 
     for (minute, policy_set), number in numbers.items():
-        at = minute * MINUTE
         site = tallies[SITE]
-        site.count(at, ALLOWED, number)
+        site.counts[minute, ALLOWED] += number
         for name in policy_set.names:
-            tallies[name].count(at, ALLOWED, number)
-            site.add(schema.TOTALS, at, f"{name}:{CODES[ALLOWED]}", number)
+            tallies[name].counts[minute, ALLOWED] += number
+            site.add(schema.TOTALS, 0, f"{name}:{CODES[ALLOWED]}", number)
 
 
 def _count_pending(tallies: dict[str, Tally]) -> None:
@@ -225,24 +230,25 @@ def _count(
     number: int,
 ) -> None:
     """Count so many observations under each of their policies, and for the site."""
+    minute = int(at) // MINUTE
     site = tallies[SITE]
     for outcome, result in results:
         name = outcome.policy.name
         identity = outcome.identity
         tally = tallies[name]
-        tally.count(at, result, number)
+        tally.counts[minute, result] += number
         site.add(schema.TOTALS, at, f"{name}:{CODES[result]}", number)
         definitions.note(outcome.policy, identity)
         if result in (REFUSED, OVER):
             line = partial(_refusal_json, at, observation, outcome, result)
-            tally.log(at, line, number)
-            site.log(at, line, number)
+            tally.log(minute, line, number)
+            site.log(minute, line, number)
             tally.add(schema.IDENTITIES, at, identity, number)
         if result != DEGRADED:
             _watch(tally, site, at, outcome)
 
     if not getattr(observation, "is_continued", False):
-        site.count(at, overall(result for _, result in results), number)
+        site.counts[minute, overall(result for _, result in results)] += number
     refused = {outcome.identity for outcome, result in results if result == REFUSED}
     for identity in refused:
         site.add(schema.IDENTITIES, at, identity, number)

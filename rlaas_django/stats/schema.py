@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import backend
 from ..backend.scripts import RECORD
@@ -53,7 +53,8 @@ MAX_IDENTITIES = 1_000  # per ZSET
 MAX_REFUSALS = 1_000  # per LIST
 
 
-class Statistic(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Statistic:
     """One kind of statistics: its keys, and how `record.lua` adds to them."""
 
     pattern: str  # of a key, for a policy and the number of a period

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from django.http import HttpResponse
@@ -98,7 +99,7 @@ class TestPolicies:
         assert panel.PolicyRow(policies.all_policies()["plan"], []).rate == ""
 
     def test_the_number_of_policies_is_bounded(self, monkeypatch, client):
-        monkeypatch.setattr(policies, "POLICIES", policies.POLICIES._replace(size=3))
+        monkeypatch.setattr(policies, "POLICIES", replace(policies.POLICIES, size=3))
         for i in range(5):
             check("alice", Policy(f"job-{i}", "5/m"))
         recorder.flush()
@@ -121,13 +122,13 @@ class TestOverview:
     @pytest.fixture
     def many(self, own):
         """200 policies with a week of decisions, on a server whose commands can be counted."""
-        now = time.time()
+        now = int(time.time()) // schema.MINUTE
         names = [f"policy-{i:03}" for i in range(200)]
         for name in names:
             tally = recorder.Tally()
             for hours in range(0, 168, 8):
-                tally.count(now - hours * schema.HOUR, ALLOWED, 9)
-                tally.count(now - hours * schema.HOUR, REFUSED, 1)
+                tally.counts[now - 60 * hours, ALLOWED] += 9
+                tally.counts[now - 60 * hours, REFUSED] += 1
             backend.execute(backend.topology(), tally.call(name))
             definitions.note(Policy(name, "5/m"), "alice")
         definitions.write()

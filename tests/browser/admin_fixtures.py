@@ -164,7 +164,7 @@ def past(policies: dict[str, tuple[int, float]]) -> None:
             spike = 6 if minute in range(22, 27) else 1
             refused = round(level * share * spike * chance.random())
             for each in (tally, site):
-                each.count(at, ALLOWED, round(level))
-                each.count(at, kind, refused)
+                each.counts[at // 60, ALLOWED] += round(level)
+                each.counts[at // 60, kind] += refused
         backend.execute(backend.topology(), tally.call(name))
     backend.execute(backend.topology(), site.call(schema.SITE))

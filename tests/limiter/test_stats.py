@@ -9,6 +9,7 @@ import multiprocessing
 import threading
 import time
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from django.db import connections
@@ -356,7 +357,7 @@ class TestRefusals:
         assert reader.most_refused() == (refused, {f"job of {name}": number for name, number in refused.items()})
 
     def test_the_newest_are_kept(self, monkeypatch, client):
-        monkeypatch.setattr(schema, "REFUSALS", schema.REFUSALS._replace(size=10))
+        monkeypatch.setattr(schema, "REFUSALS", replace(schema.REFUSALS, size=10))
         for i in range(4):
             send(Policy("p", "1/m", key="ip"), 5, path=f"/{i}")
             recorder.flush()
@@ -388,7 +389,7 @@ class TestWatched:
 
     def test_the_identities_with_the_most_refusals_are_kept(self, monkeypatch):
         for name in ("IDENTITIES", "WATCHED"):
-            monkeypatch.setattr(schema, name, getattr(schema, name)._replace(size=3))
+            monkeypatch.setattr(schema, name, replace(getattr(schema, name), size=3))
         for i in range(6):
             send(Policy("p", "1/m", key="ip"), 2 + i, address=f"203.0.113.{i}")
         recorder.flush()
@@ -396,7 +397,7 @@ class TestWatched:
         assert [*reader.refused_identities(["p"])["p"].values()] == [6, 5, 4]
 
     def test_an_earlier_hour_takes_no_room_from_this_one(self, monkeypatch):
-        monkeypatch.setattr(schema, "WATCHED", schema.WATCHED._replace(size=3))
+        monkeypatch.setattr(schema, "WATCHED", replace(schema.WATCHED, size=3))
         now = time.time()
         with monkeypatch.context() as patch:
             patch.setattr(time, "time", lambda: now - 2 * schema.HOUR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from django.http import HttpResponse
@@ -98,19 +99,19 @@ class TestPolicies:
         assert panel.PolicyRow(policies.all_policies()["plan"], []).rate == ""
 
     def test_the_number_of_policies_is_bounded(self, monkeypatch, client):
-        monkeypatch.setattr(policies, "MAX_POLICIES", 3)
+        monkeypatch.setattr(policies, "POLICIES", replace(policies.POLICIES, size=3))
         for i in range(5):
             check("alice", Policy(f"job-{i}", "5/m"))
         recorder.flush()
-        assert client.hlen(policies.POLICIES_KEY) == 3
+        assert client.hlen(policies.POLICIES.key("")) == 3
         definitions.reset()
         check("alice", Policy("job-0", "6/m"))
         recorder.flush()
         assert str(policies.all_policies()["job-0"].rate) == "6/m"
 
     def test_a_definition_of_another_version_is_left_out(self, client):
-        client.hset(policies.POLICIES_KEY, mapping={"odd": '{"rate": "5/m", "new": 1}', "bad": "{"})
-        client.expire(policies.POLICIES_KEY, 60)
+        client.hset(policies.POLICIES.key(""), mapping={"odd": '{"rate": "5/m", "new": 1}', "bad": "{"})
+        client.expire(policies.POLICIES.key(""), 60)
         assert not {"odd", "bad"} & {*policies.all_policies()}
 
     def test_without_redis_those_of_this_process_are_known(self, redis_unavailable):

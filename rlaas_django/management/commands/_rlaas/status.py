@@ -30,7 +30,7 @@ def run(_options: Namespace, output: Output) -> None:
                 "latencyMs": round(state.latency_ms, 3),
                 "keys": state.keys,
                 "memory": state.rate_limit_memory,
-                "openBreakers": [each["name"] for each in usage.open_breakers()],
+                "openBreakers": [each.name for each in usage.unavailable_servers()],
                 "lastHour": {
                     name: getattr(hour, name)
                     for name in ("total", "allowed", "refused", "over", "degraded")

@@ -1,0 +1,87 @@
+"""What subcommands have in common: their base, and arguments that several take."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from datetime import timedelta
+
+from ..core.keys import EncodedIdentity
+from ..core.policy import Policy, PolicyError, nearest
+from ..operators import usage
+from ..operators.identities import resolve
+from .output import Output
+
+UNITS = {"m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+LONGEST = timedelta(days=3650)
+
+
+class Subcommand:
+    """A subcommand of `manage.py rlaas`."""
+
+    help: str  # what it does, in a sentence
+    example: str  # a command line, for --help
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Add its arguments; --json and Django's own are there already."""
+
+    def run(self, options: Namespace, output: Output) -> int | None:
+        """Run it, print the results, and return the exit code; None is 0."""
+        raise NotImplementedError
+
+
+def add_identity(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "identity",
+        help="A username or user ID, an IP address, a network (203.0.113.0/24), "
+        "or an encoded identity.",
+    )
+
+
+def add_policy(parser: ArgumentParser, help_text: str) -> None:
+    parser.add_argument("--policy", default="", help=help_text)
+
+
+def add_reason(parser: ArgumentParser, *, required: bool) -> None:
+    parser.add_argument(
+        "--reason", default="", required=required, help="Why; it is in the history."
+    )
+
+
+def identity_of(text: str) -> EncodedIdentity:
+    """Return the identity that text names; PolicyError when it names none."""
+    try:
+        return resolve(text)
+    except ValueError as error:
+        raise PolicyError(str(error)) from error
+
+
+def policies_named(name: str | None) -> dict[str, Policy]:
+    """Return the policy with this name, or all policies where it is empty."""
+    policies = usage.policies()
+    if not name:
+        return policies
+    if name not in policies:
+        raise PolicyError(f"There is no policy {name!r}{nearest(name, policies)}")
+    return {name: policies[name]}
+
+
+def parse_duration(text: str) -> timedelta:
+    """Parse `30m`, `12h`, `7d` or `2w`."""
+    match = re.fullmatch(r"(\d{1,6})(m|min|h|d|w)", text)
+    if match is None:
+        raise ArgumentTypeError(
+            f"{text!r} is not a duration; write 30m, 12h, 7d or 2w."
+        )
+    duration = timedelta(**{UNITS[match[2]]: int(match[1])})
+    if not timedelta() < duration <= LONGEST:
+        raise ArgumentTypeError(f"{text!r} is not between a minute and ten years.")
+    return duration
+
+
+def parse_count(text: str) -> int:
+    """Parse a whole number from 1 on, such as `1,000,000`."""
+    digits = re.sub("[,_]", "", text)
+    if not re.fullmatch("[0-9]{1,12}", digits) or int(digits) == 0:
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 1 on.")
+    return int(digits)

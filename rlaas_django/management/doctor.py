@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Collection, Iterator
 
@@ -16,7 +16,7 @@ from . import diagnosis
 from .diagnosis import ERROR, OK, WARNING, Finding
 from .memory import Counters, measure
 from .output import Output, Styled, percent, size
-from .subcommands import Subcommand
+from .subcommands import Subcommand, argument
 
 SCANNED = 10_000  # keys that are looked at
 SAMPLED = 500  # of ours, the ones that are measured
@@ -34,10 +34,11 @@ class Doctor(Subcommand):
     )
     example = "manage.py rlaas doctor --strict"
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
+    arguments = (
+        argument(
             "--strict", action="store_true", help="Exit with 2 if there is a warning."
-        )
+        ),
+    )
 
     def run(self, options: Namespace, output: Output) -> int:
         """Print the findings; the exit code is 1 for an error."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.utils import timezone
@@ -19,9 +19,11 @@ from ..runtime import registry
 from ..stats import reader, schema
 from .output import HEADING, Output, Styled, local, minute, percent, plural, size
 from .subcommands import (
+    IDENTITY,
+    POLICY,
+    Argument,
     Subcommand,
-    add_identity,
-    add_policy,
+    argument,
     identity_of,
     policies_named,
 )
@@ -92,8 +94,7 @@ class Policies(Subcommand):
     help = "List the limits of the settings, of middleware rules and of views."
     example = "manage.py rlaas policies"
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("policy", nargs="?", help="Only this policy.")
+    arguments = (argument("policy", nargs="?", help="Only this policy."),)
 
     def run(self, options: Namespace, output: Output) -> None:
         rows = [row for row in _uses() if options.policy in (None, row["policy"])]
@@ -174,11 +175,10 @@ class Show(Subcommand):
     )
     example = "manage.py rlaas show alice"
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        add_identity(parser)
-        parser.add_argument(
-            "--all", action="store_true", help="Also policies without usage."
-        )
+    arguments = (
+        IDENTITY,
+        argument("--all", action="store_true", help="Also policies without usage."),
+    )
 
     def run(self, options: Namespace, output: Output) -> None:
         identity = identity_of(options.identity)
@@ -257,9 +257,10 @@ class Top(Subcommand):
     )
     example = "manage.py rlaas top --policy login"
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        add_policy(parser, "Under this policy only.")
-        parser.add_argument("--number", type=int, default=20, help="How many; 20.")
+    arguments: Sequence[Argument] = (
+        POLICY,
+        argument("--number", type=int, default=20, help="How many; 20."),
+    )
 
     def run(self, options: Namespace, output: Output) -> None:
         policies_named(options.policy)
@@ -293,12 +294,13 @@ class Watch(Top):
     )
     example = "manage.py rlaas watch --interval 2"
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
+    arguments = (
+        *Top.arguments,
+        argument(
             "--interval", type=float, default=1.0, help="Seconds between two looks; 1."
-        )
-        parser.add_argument("--times", type=int, help="Stop after so many looks.")
+        ),
+        argument("--times", type=int, help="Stop after so many looks."),
+    )
 
     def run(self, options: Namespace, output: Output) -> None:
         policies_named(options.policy)
@@ -349,13 +351,10 @@ class History(Subcommand):
     )
     example = "manage.py rlaas history 203.0.113.9"
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "identity", nargs="?", help="Only what was done to this identity."
-        )
-        parser.add_argument(
-            "--number", type=int, default=20, help="How many entries; 20."
-        )
+    arguments = (
+        argument("identity", nargs="?", help="Only what was done to this identity."),
+        argument("--number", type=int, default=20, help="How many entries; 20."),
+    )
 
     def run(self, options: Namespace, output: Output) -> None:
         actions = OperatorAction.objects.all()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any
 
 from .. import backend, conf
 from ..core.keys import COUNTER_PREFIX, parse_counter_key
 from ..operators import usage
 from .output import Output, Progress, plural, size
-from .subcommands import Subcommand, parse_count
+from .subcommands import Subcommand, argument, parse_count
 
 SAMPLE = 10_000  # keys
 IDENTITIES = 1_000_000
@@ -52,90 +51,60 @@ class Memory(Subcommand):
     help = "Measure the memory of each policy's counters, in a sample of the keys."
     example = "manage.py rlaas memory --identities 1000000"
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
+    arguments = (
+        argument(
             "--identities",
             type=parse_count,
             default=IDENTITIES,
             metavar="NUMBER",
             help="Estimate for so many identities under each policy; 1,000,000.",
-        )
-        parser.add_argument(
+        ),
+        argument(
             "--sample",
             type=parse_count,
             default=SAMPLE,
             metavar="KEYS",
             help="How many keys to measure at most; 10,000.",
-        )
+        ),
+    )
 
     def run(self, options: Namespace, output: Output) -> None:
+        """Measure a sample, and print the table."""
         progress = Progress("keys", quiet=options.verbosity == 0)
         counters: dict[str, Counters] = {}
         measured = 0
-        try:
-            for keys in _pages(options.sample):
-                measure(keys, counters)
-                measured += len(keys)
-                progress.show(measured, measured / options.sample)
-        finally:
-            progress.clear()
+        for page in backend.scan(f"{COUNTER_PREFIX}*"):
+            keys = page[: options.sample - measured]
+            measure(keys, counters)
+            measured += len(keys)
+            progress.show(measured, measured / options.sample)
+            if measured == options.sample:
+                break
+        progress.clear()
 
-        rows = [
-            _row(name, counters[name], options.identities) for name in sorted(counters)
-        ]
+        names = sorted(counters)
+        rows = [_row(name, counters[name], options.identities) for name in names]
         if output.as_json:
-            output.json(
-                {
-                    "sampled": measured,
-                    "identities": options.identities,
-                    "policies": rows,
-                }
-            )
+            output.json({"sampled": measured, "policies": rows})
         elif rows:
-            self.show(rows, measured, options.identities, output)
+            output.table(
+                (
+                    "policy",
+                    "algorithm",
+                    ">keys",
+                    ">largest key",
+                    ">per identity",
+                    f">{options.identities:,} identities",
+                ),
+                map(_cells, rows),
+            )
+            output.line()
+            output.line(
+                f"Measured {plural(measured, 'key')} by MEMORY USAGE, "
+                "with the usage that identities have now."
+            )
         else:
             output.line("There are no counters in Redis.")
-
-    def show(
-        self, rows: list[dict[str, Any]], measured: int, identities: int, output: Output
-    ) -> None:
-        output.table(
-            (
-                "policy",
-                "algorithm",
-                ">keys",
-                ">largest key",
-                ">per identity",
-                f">{identities:,} identities",
-            ),
-            [
-                (
-                    row["policy"],
-                    row["algorithm"],
-                    f"{row['keys']:,}",
-                    size(row["largest"]),
-                    size(row["bytes_per_identity"]),
-                    size(row["estimate"]),
-                )
-                for row in rows
-            ],
-        )
-        output.line()
-        output.line(
-            f"Measured {plural(measured, 'key')} by MEMORY USAGE, "
-            "with the usage that identities have now."
-        )
-
-
-def _pages(most: int) -> Iterator[list[str]]:
-    """Yield pages of counters' keys, until there are so many."""
-    left = most
-    for page in backend.scan(f"{COUNTER_PREFIX}*"):
-        keys = list(islice(page, left))
-        yield keys
-        left -= len(keys)
-        if not left:
-            return
 
 
 def _row(name: str, counters: Counters, identities: int) -> dict[str, Any]:
@@ -151,3 +120,14 @@ def _row(name: str, counters: Counters, identities: int) -> dict[str, Any]:
         "bytes_per_identity": counters.bytes_per_identity,
         "estimate": counters.bytes_per_identity * identities,
     }
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["policy"],
+        row["algorithm"],
+        f"{row['keys']:,}",
+        size(row["largest"]),
+        size(row["bytes_per_identity"]),
+        size(row["estimate"]),
+    )

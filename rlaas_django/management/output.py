@@ -72,14 +72,11 @@ class Output:
             for column in zip(*table, strict=True)
         ]
         for row in table:
-            parts = []
+            cells = []
             for name, width, cell in zip(columns, widths, row, strict=True):
-                padding = " " * (width - len(self._text(cell)))
-                if name.startswith(">"):
-                    parts.append(padding + self._shown(cell))
-                else:
-                    parts.append(self._shown(cell) + padding)
-            self.stdout.write("  ".join(parts).rstrip())
+                alignment = ">" if name.startswith(">") else "<"
+                cells.append(self._shown(cell, f"{alignment}{width}"))
+            self.stdout.write("  ".join(cells).rstrip())
 
     def json(self, value: Any, *, indent: int | None = 2) -> None:
         """Print a value as JSON; without indent on one line, as one of many."""
@@ -94,8 +91,8 @@ class Output:
         text = printable(str(part).replace("\u00a0", " "))
         return text.encode(self._encoding, "backslashreplace").decode(self._encoding)
 
-    def _shown(self, part: object) -> str:
-        text = self._text(part)
+    def _shown(self, part: object, form: str = "") -> str:
+        text = format(self._text(part), form)
         if self._style is None or not isinstance(part, Styled):
             return text
         return str(getattr(self._style, part.style)(text))

@@ -18,10 +18,11 @@ from ..operators.actions import Operator
 from ..operators.identities import describe
 from .output import Output, Styled, minute
 from .subcommands import (
+    IDENTITY,
+    POLICY,
+    REASON,
     Subcommand,
-    add_identity,
-    add_policy,
-    add_reason,
+    argument,
     identity_of,
     parse_duration,
     policies_named,
@@ -35,23 +36,24 @@ class SetOverride(Subcommand):
 
     kind: str
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        add_identity(parser)
-        add_policy(parser, "Under this policy only; otherwise under every one.")
-        parser.add_argument(
+    arguments = (
+        IDENTITY,
+        POLICY,
+        argument(
             "--for",
             dest="duration",
             type=parse_duration,
             default=DAY,
             metavar="DURATION",
             help="30m, 12h, 7d; a day.",
-        )
-        add_reason(parser, required=True)
-        parser.add_argument(
+        ),
+        argument("--reason", required=True, help="Why; it is in the history."),
+        argument(
             "--every-client",
             action="store_true",
             help="Of an address or network: also logged-in users, not only visitors.",
-        )
+        ),
+    )
 
     def kind_and_amounts(self, _options: Namespace) -> dict[str, Any]:
         """Return the kind, and the limit or the factor."""
@@ -162,12 +164,7 @@ class End(Subcommand):
     help = "End the overrides of an identity or a network: its policies apply again."
     example = "manage.py rlaas end 203.0.113.9"
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        add_identity(parser)
-        add_policy(
-            parser, "Only the override under this policy; otherwise all of them."
-        )
-        add_reason(parser, required=False)
+    arguments = (IDENTITY, POLICY, REASON)
 
     def run(self, options: Namespace, output: Output) -> int:
         """End the overrides; the exit code is 1 when there is none."""
@@ -206,10 +203,11 @@ class List(Subcommand):
     )
     example = "manage.py rlaas overrides --kind block"
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
+    arguments = (
+        argument(
             "--kind", choices=Override.Kind.values, help="Only overrides of this kind."
-        )
+        ),
+    )
 
     def run(self, options: Namespace, output: Output) -> None:
         """List the overrides, the latest first."""
@@ -256,10 +254,7 @@ class Reset(Subcommand):
     help = "Reset what an identity used, under every policy: it starts from zero."
     example = "manage.py rlaas reset alice --policy login"
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        add_identity(parser)
-        add_policy(parser, "Under this policy only; otherwise under every one.")
-        add_reason(parser, required=False)
+    arguments = (IDENTITY, POLICY, REASON)
 
     def run(self, options: Namespace, output: Output) -> None:
         identity = identity_of(options.identity)

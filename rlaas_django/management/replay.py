@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError, Namespace
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -20,9 +20,44 @@ from ..replay.report import QUANTILES, report
 from ..replay.running import Replay as LogReplay
 from ..replay.sources import STDIN, Filter, Log
 from .output import HEADING, Output, Progress, Styled, percent, plural
-from .subcommands import Subcommand
+from .subcommands import Argument, Subcommand, argument
 
 MAX_SAMPLE = 100  # characters of a line that cannot be read
+
+
+def parse_statuses(text: str) -> range:
+    """Return the status codes that `401` or `4xx` stands for."""
+    if re.fullmatch(r"[1-5]xx", text):
+        first = 100 * int(text[0])
+        return range(first, first + 100)
+    if re.fullmatch(r"[1-5]\d\d", text):
+        return range(int(text), int(text) + 1)
+    raise ArgumentTypeError(f"{text!r} is not a status; write 401 or 4xx")
+
+
+def parse_share(text: str) -> float:
+    """Return the share that `0.1%` or `0.001` stands for."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip())
+    if match is not None:
+        share = float(match[1])
+        if match[2]:
+            share /= 100
+        if share <= 1:
+            return share
+    raise ArgumentTypeError(f"{text!r} is not a share; write 0.1% or 0.001")
+
+
+def parse_field(text: str) -> tuple[str, str]:
+    """Return the name and the field of `ip=client.addr`."""
+    name, _, field = text.partition("=")
+    if not name or not field:
+        raise ArgumentTypeError(f"{text!r} does not name a field; write ip=client.addr")
+    return name, field
+
+
+def several(name: str, **options: Any) -> Argument:
+    """Return an option that may be given several times."""
+    return argument(name, action="append", default=[], **options)
 
 
 class Replay(Subcommand):
@@ -34,52 +69,41 @@ class Replay(Subcommand):
         '--policy "20/10s by user, token bucket, burst 40"'
     )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
+    arguments = (
+        argument(
             "logs",
             nargs="*",
             default=[STDIN],
             metavar="LOG",
             help="Files, also .gz; - is standard input.",
-        )
-        parser.add_argument(
+        ),
+        several("--policy", metavar="TEXT", help=f"A limit to try: {FORM}."),
+        several(
+            "--algo",
+            help="An algorithm to try, for policies that name none (default: all).",
+        ),
+        argument(
             "--share",
             type=parse_share,
             default=0.001,
             help="The share of requests that may be refused (default: 0.1%%).",
-        )
-        parser.add_argument(
+        ),
+        several("--path", help="Only requests below a path, such as /api/."),
+        several("--method", help="Only requests of a method."),
+        several("--status", type=parse_statuses, help="Only one: 401, 4xx."),
+        several(
+            "--field",
+            type=parse_field,
+            metavar="NAME=FIELD",
+            help=f"Say in which field JSON lines have {', '.join(FIELDS)}, "
+            "or a key such as header:X-Api-Key.",
+        ),
+        argument(
             "--cache",
             help="The cache whose Redis runs the scripts "
             "(default: RATE_LIMITER['CACHE']).",
-        )
-
-        def add_list(option: str, metavar: str, help_text: str, **more: Any) -> None:
-            parser.add_argument(
-                option,
-                action="append",
-                default=[],
-                metavar=metavar,
-                help=help_text,
-                **more,
-            )
-
-        add_list("--policy", "TEXT", f"A limit to try: {FORM}.")
-        add_list(
-            "--algo",
-            "ALGO",
-            "An algorithm to try, for policies that name none (default: all).",
-        )
-        add_list("--path", "PATH", "Only requests below a path, such as /api/.")
-        add_list("--method", "METHOD", "Only requests of a method.")
-        add_list("--status", "STATUS", "Only one: 401, 4xx.", type=parse_statuses)
-        add_list(
-            "--field",
-            "NAME=FIELD",
-            f"Say in which field JSON lines have {', '.join(FIELDS)}, "
-            "or a key such as header:X-Api-Key.",
-            type=parse_field,
-        )
+        ),
+    )
 
     def run(self, options: Namespace, output: Output) -> int:
         """Replay the logs; the exit code is 1 when there is no request in them."""
@@ -87,20 +111,18 @@ class Replay(Subcommand):
         policies = _policies(options.policy, fields)
         algorithms = [parse_algorithm(text) for text in options.algo] or ALGORITHMS
         cache = options.cache or conf.config().cache
+        replay = LogReplay(policies, algorithms, cache)
         progress = Progress("lines", quiet=options.verbosity == 0)
-        with (
-            _open_log(options, fields) as log,
-            LogReplay(policies, algorithms, cache) as replay,
-        ):
+
+        def show_progress() -> None:
+            progress.show(log.lines, log.share_read)
+
+        with _open_log(options, fields) as log:
             try:
-                replay.run(
-                    log.batches(), lambda: progress.show(log.lines, log.share_read)
-                )
+                replay.run(log.batches(), show_progress)
             finally:
                 progress.clear()
 
-        if replay.left_behind:
-            output.warn("Some keys could not be deleted, and will expire.")
         if replay.too_slow:
             output.warn(
                 "The log has more requests in the shortest window than the replay "
@@ -138,36 +160,6 @@ def _open_log(options: Namespace, fields: dict[str, str]) -> Log:
         return Log(options.logs, LineParser(fields), request_filter)
     except OSError as error:
         raise CommandError(f"{error.filename}: {error.strerror}") from error
-
-
-def parse_statuses(text: str) -> range:
-    """Return the status codes that `401` or `4xx` stands for."""
-    if re.fullmatch(r"[1-5]xx", text):
-        first = 100 * int(text[0])
-        return range(first, first + 100)
-    if re.fullmatch(r"[1-5]\d\d", text):
-        return range(int(text), int(text) + 1)
-    raise ArgumentTypeError(f"{text!r} is not a status; write 401 or 4xx")
-
-
-def parse_share(text: str) -> float:
-    """Return the share that `0.1%` or `0.001` stands for."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip())
-    if match is not None:
-        share = float(match[1])
-        if match[2]:
-            share /= 100
-        if share <= 1:
-            return share
-    raise ArgumentTypeError(f"{text!r} is not a share; write 0.1% or 0.001")
-
-
-def parse_field(text: str) -> tuple[str, str]:
-    """Return the name and the field of `ip=client.addr`."""
-    name, _, field = text.partition("=")
-    if not name or not field:
-        raise ArgumentTypeError(f"{text!r} does not name a field; write ip=client.addr")
-    return name, field
 
 
 def show(summary: dict[str, Any], output: Output, seconds: float) -> None:

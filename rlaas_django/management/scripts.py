@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import Any
 
 from .. import backend, conf
 from ..backend.scripts import SCRIPTS
 from ..core.callers import VERBS, parse_tokens
 from .output import Output, Styled
-from .subcommands import Subcommand
+from .subcommands import Subcommand, argument
 
 LOADED = Styled("loaded", "SUCCESS")
 NOT_LOADED = Styled("not loaded", "WARNING")
@@ -24,12 +24,13 @@ class Scripts(Subcommand):
     help = "List the Lua scripts: version, SHA-1, and on which servers they are loaded."
     example = "manage.py rlaas scripts --load"
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
+    arguments = (
+        argument(
             "--load",
             action="store_true",
             help="Load them first; otherwise the first decision does.",
-        )
+        ),
+    )
 
     def run(self, options: Namespace, output: Output) -> None:
         commands: list[tuple[str, ...]] = []
@@ -74,35 +75,37 @@ class Token(Subcommand):
     )
     example = "manage.py rlaas token new billing --verbs check refund --policies search"
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("action", choices=["new"])
-        parser.add_argument(
+    arguments = (
+        argument("action", choices=["new"]),
+        argument(
             "name",
             help="The caller. One that is in the settings gets a further token, "
             "for rotation.",
-        )
-        parser.add_argument(
+        ),
+        argument(
             "--verbs",
             nargs="+",
             metavar="verb",
             help=f"What it may do: {', '.join(VERBS)}.",
-        )
-        parser.add_argument(
+        ),
+        argument(
             "--policies",
             nargs="+",
             metavar="policy",
             help="The policies it may use; otherwise every one.",
-        )
-        parser.add_argument(
+        ),
+        argument(
             "--limit",
             metavar="policy",
             help="The policy that limits the caller itself.",
-        )
+        ),
+    )
 
     def run(self, options: Namespace, output: Output) -> None:
         token = f"rlaas_{secrets.token_urlsafe(32)}"
         digest = hashlib.sha256(token.encode()).hexdigest()
-        entry = _present_entry(options.name)
+        service = (conf.raw() or {}).get("SERVICE", {})
+        entry = {"verbs": ["check"], **service.get("TOKENS", {}).get(options.name, {})}
         for name in ("verbs", "policies", "limit"):
             if getattr(options, name):
                 entry[name] = getattr(options, name)
@@ -122,19 +125,3 @@ class Token(Subcommand):
         output.line("Its entry for RATE_LIMITER['SERVICE']['TOKENS']:")
         output.line()
         output.line(f"  {json.dumps(options.name)}: {json.dumps(entry)},")
-
-
-def _present_entry(name: str) -> dict[str, Any]:
-    """Return the caller's entry in the settings, or the one of a new caller."""
-    entry: dict[str, Any] = {"verbs": ["check"]}
-    digests = []
-    for digest, caller in conf.config().service.digests:
-        if caller.name != name:
-            continue
-        digests.append(digest)
-        entry = {"digests": digests, "verbs": sorted(caller.verbs)}
-        if caller.policies is not None:
-            entry["policies"] = sorted(caller.policies)
-        if caller.limit is not None:
-            entry["limit"] = caller.limit
-    return entry

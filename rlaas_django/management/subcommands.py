@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any, NamedTuple
 
 from ..core.keys import EncodedIdentity
 from ..core.policy import Policy, PolicyError, nearest
@@ -16,36 +18,49 @@ UNITS = {"m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "week
 LONGEST = timedelta(days=3650)
 
 
+class Argument(NamedTuple):
+    """What `ArgumentParser.add_argument` takes."""
+
+    names: tuple[str, ...]
+    options: dict[str, Any]
+
+
+def argument(*names: str, **options: Any) -> Argument:
+    """Return an argument of a subcommand."""
+    return Argument(names, options)
+
+
 class Subcommand:
-    """A subcommand of `manage.py rlaas`."""
+    """A subcommand of `manage.py rlaas`.
+
+    Each has --json and Django's own options besides its arguments.
+    """
 
     help: str  # what it does, in a sentence
     example: str  # a command line, for --help
+    arguments: Sequence[Argument] = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add its arguments; --json and Django's own are there already."""
+        """Add its arguments to a parser."""
+        for names, options in self.arguments:
+            parser.add_argument(*names, **options)
 
     def run(self, options: Namespace, output: Output) -> int | None:
         """Run it, print the results, and return the exit code; None is 0."""
         raise NotImplementedError
 
 
-def add_identity(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "identity",
-        help="A username or user ID, an IP address, a network (203.0.113.0/24), "
-        "or an encoded identity.",
-    )
-
-
-def add_policy(parser: ArgumentParser, help_text: str) -> None:
-    parser.add_argument("--policy", default="", help=help_text)
-
-
-def add_reason(parser: ArgumentParser, *, required: bool) -> None:
-    parser.add_argument(
-        "--reason", default="", required=required, help="Why; it is in the history."
-    )
+IDENTITY = argument(
+    "identity",
+    help="A username or user ID, an IP address, a network (203.0.113.0/24), "
+    "or an encoded identity.",
+)
+POLICY = argument(
+    "--policy",
+    default="",
+    help="Under this policy only; otherwise under every one.",
+)
+REASON = argument("--reason", default="", help="Why; it is in the history.")
 
 
 def identity_of(text: str) -> EncodedIdentity:

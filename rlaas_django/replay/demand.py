@@ -87,30 +87,12 @@ class Demand:
         return demand
 
 
-class Histogram:
-    """Numbers and how often they occur, in bounded memory.
-
-    Numbers over 1,000 are rounded up to three digits.
-    """
-
-    EXACT = 1000
-
-    def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
-
-    def add(self, number: int) -> None:
-        """Count a number."""
-        if number > self.EXACT:
-            unit = int(10 ** (len(str(number)) - 3))
-            number = -(-number // unit) * unit
-        self._counts[number] += 1
-
-    def smallest_limit(self, share: float) -> int:
-        """Return the smallest number that at most this share of the numbers exceed."""
-        above = self._counts.total()
-        allowed = share * above
-        for number in sorted(self._counts):
-            above -= self._counts[number]
-            if above <= allowed:
-                return number
-        return 0
+def smallest_limit(demand: Counter[int], share: float) -> int:
+    """Return the smallest limit that at most this share of the numbers exceed."""
+    above = demand.total()
+    allowed = share * above
+    for limit in sorted(demand):
+        above -= demand[limit]
+        if above <= allowed:
+            return limit
+    return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -72,19 +73,19 @@ class LineParser:
 
     def parse(self, line: str) -> Request | None:
         """Return the request of a line, or None for a line that cannot be read."""
-        match = _COMMON.match(line)
         try:
+            match = _COMMON.match(line)
             if match is not None:
-                texts: dict[str, Any] = match.groupdict()
-                return _make_request(common_time(texts["time"]), **texts)
+                return _make_request(match.groupdict(), match["time"], {})
             if line.lstrip().startswith("{"):
                 return self._parse_json(json.loads(line))
         except (ValueError, TypeError, OverflowError, RecursionError):
-            return None
+            pass
         return None
 
     def _parse_json(self, entry: dict[str, Any]) -> Request | None:
-        texts = {name: self._text(entry, name) for name in self._fields}
+        values = {name: self._value(entry, name) for name in self._fields}
+        texts = {name: str(value) for name, value in values.items()}
         more = {name: texts[name][:MAX_NAME] for name in self._more if texts[name]}
         if not (texts["ip"] or texts["user"] or more):
             return None
@@ -92,38 +93,28 @@ class LineParser:
         if not texts["path"]:
             texts["method"], _, rest = texts["request"].partition(" ")
             texts["path"] = rest.partition(" ")[0]
-        at = parse_time(self._value(entry, "time"))
-        return _make_request(at, more=more, **texts)
+        return _make_request(texts, values["time"], more)
 
     def _value(self, entry: dict[str, Any], name: str) -> Any:
-        values = (_field(entry, field) for field in self._fields[name])
-        return next((value for value in values if value is not None), None)
+        """Return the first of the fields that is there; '' for none."""
+        for field in self._fields[name]:
+            value = _field(entry, field)
+            if value is not None:
+                return value
+        return ""
 
-    def _text(self, entry: dict[str, Any], name: str) -> str:
-        value = self._value(entry, name)
-        return "" if value is None else str(value)
 
-
-def _make_request(
-    at: int,
-    *,
-    ip: str,
-    user: str,
-    method: str,
-    path: str,
-    status: str,
-    more: Mapping[str, str] = {},
-    **_: str,
-) -> Request:
+def _make_request(texts: dict[str, str], time: Any, more: dict[str, str]) -> Request:
+    user = texts["user"]
     if user == "-":
         user = ""
     return Request(
-        at,
-        ip[:MAX_NAME],
+        parse_time(time),
+        texts["ip"][:MAX_NAME],
         user[:MAX_NAME],
-        method.upper(),
-        path,
-        int(status or 0),
+        texts["method"].upper(),
+        texts["path"],
+        int(texts["status"] or 0),
         more,
     )
 
@@ -153,20 +144,13 @@ def parse_time(value: Any) -> int:
     raise ValueError(f"{value!r} is not a time.")
 
 
+@lru_cache(maxsize=4096)  # most lines are of the same second as the one before
 def _parse_text(text: str) -> int:
-    try:
+    with suppress(ValueError):
         return parse_time(float(text))
-    except ValueError:
-        pass
-    try:
-        return common_time(text)
-    except ValueError:
+    with suppress(ValueError):
         return _milliseconds(datetime.fromisoformat(text))
 
-
-@lru_cache(maxsize=4096)  # most lines are of the same second as the one before
-def common_time(text: str) -> int:
-    """Return the ms since the epoch of `10/Oct/2025:13:55:36 -0700`."""
     form = "%d/%b/%Y:%H:%M:%S"
     if " " in text:
         form += " %z"

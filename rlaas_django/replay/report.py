@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..core.policy import SLIDING_WINDOW_COMPACT, Rate
+from .demand import MEASURE, smallest_limit
 from .running import Candidate, Replay, Run
 from .sources import Log
 
@@ -46,43 +47,46 @@ def _policy(candidate: Candidate, share: float) -> dict[str, Any]:
 
 
 def _run(candidate: Candidate, run: Run, share: float) -> dict[str, Any]:
-    limit, burst = _limit_for_share(candidate, run, share)
-    peaks = candidate.peaks[run.measure]
+    algorithm = str(run.policy.algo)
+    demand = candidate.demand[MEASURE[algorithm]]
+    peaks = candidate.peaks[MEASURE[algorithm]]
+    most_refused = share * candidate.requests
+    limit, burst = _suggest(run, smallest_limit(demand, share), most_refused)
     return {
-        "algorithm": run.policy.algo,
+        "algorithm": algorithm,
         "refused": run.refused,
         "refused_share": run.refused / max(1, candidate.requests),
         "identities_refused": run.refused_identities,
         "longest_wait": run.longest_wait,
         "most_admitted_in_a_window": run.most_admitted,
         "peak_usage": {
-            name: peaks.smallest_limit(above) for name, above in QUANTILES.items()
+            name: smallest_limit(peaks, above) for name, above in QUANTILES.items()
         },
         "limit_for_share": limit,
         "burst_for_share": burst,
         "worst": [
             {"identity": name, "refused": refused}
-            for refused, name in sorted(run.worst, reverse=True)
+            for refused, name in reversed(run.worst)
         ],
     }
 
 
-def _limit_for_share(
-    candidate: Candidate, run: Run, share: float
-) -> tuple[int, int | None]:
-    """Return the smallest limit that is sure to refuse at most a share.
+def _suggest(run: Run, needed: int, most_refused: float) -> tuple[int, int | None]:
+    """Return the smallest limit that is sure to refuse at most so many requests.
 
-    The burst of a token bucket stays in the same proportion to it.
+    `needed` is the demand that may not be refused. The burst of a token bucket stays
+    in the same proportion to the limit.
     """
     rate = run.policy.fixed_rate
     burst = run.policy.burst
-    maximum = Rate.maximum(rate.window)
-    limit = max(1, candidate.demand[run.measure].smallest_limit(share))
+    limit = max(1, needed)
     if burst is not None:
         # A bucket admits each request whose demand is within both limit and burst.
         limit = max(limit, -(-limit * rate.limit // burst))
-    if run.refused <= share * candidate.requests:  # as the replay has shown
+    if run.refused <= most_refused:  # as the replay has shown
         limit = min(limit, rate.limit)
+
+    maximum = Rate.maximum(rate.window)
     if burst is not None:
         burst = min(-(-limit * burst // rate.limit), maximum)
     return min(limit, maximum), burst

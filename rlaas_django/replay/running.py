@@ -6,17 +6,16 @@ numbers: no text of the log reaches Redis, and no override applies to them.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 import secrets
 import signal
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -26,7 +25,7 @@ from ..core.decision import Decision
 from ..core.keys import COUNTER_PREFIX, EncodedIdentity, decode, identify
 from ..core.policy import Policy
 from ..runtime.clock import Clock, frozen_clock
-from .demand import MEASURE, Demand, Histogram, Window
+from .demand import Demand, Window
 from .log_lines import Request
 
 TIMEOUT = 30.0  # seconds; nobody waits for a replayed request
@@ -34,25 +33,16 @@ MAX_CLIENTS = 100_000  # per policy; of more, those idle the longest are summed 
 WORST = 10  # identities that are listed
 
 
+@dataclass
 class Run:
     """One policy under one algorithm, and what it refused."""
 
-    def __init__(self, policy: Policy, algorithm: str) -> None:
-        # Shadow policies in one check decide each as if it were alone.
-        self.policy = replace(policy, algo=algorithm, shadow=True)
-        self.measure = MEASURE[algorithm]
-        self.refused = 0
-        self.refused_identities = 0
-        self.longest_wait = 0.0  # seconds
-        self.most_admitted = 0
-        self.worst: list[tuple[int, str]] = []  # a heap
-
-    def sum_up(self, name: str, refused: int) -> None:
-        """Count an identity that was refused so often."""
-        self.refused_identities += 1
-        heapq.heappush(self.worst, (refused, name))
-        if len(self.worst) > WORST:
-            heapq.heappop(self.worst)
+    policy: Policy
+    refused: int = 0
+    refused_identities: int = 0
+    longest_wait: float = 0.0  # seconds
+    most_admitted: int = 0  # in a window, of one identity
+    worst: list[tuple[int, str]] = field(default_factory=list)  # sorted
 
 
 class Client:
@@ -63,7 +53,7 @@ class Client:
     def __init__(self, name: str, number: int, runs: int) -> None:
         self.name = name
         self.identity = EncodedIdentity(f"replay={number}")
-        self.last = 0
+        self.last = 0  # ms
         self.demand = Demand()
         self.admitted = [Window() for _ in range(runs)]
         self.refused = [0] * runs
@@ -72,20 +62,29 @@ class Client:
 class Candidate:
     """One policy that is replayed, under one algorithm or several."""
 
-    def __init__(self, text: str, policy: Policy, runs: Sequence[Run]) -> None:
+    def __init__(
+        self, name: str, text: str, policy: Policy, algorithms: Iterable[str]
+    ) -> None:
         self.text = text
         self.policy = policy
-        self.runs = runs
-        self.policies = tuple(run.policy for run in runs)
+        # Shadow policies are decided together, but each as if it were alone.
+        self.policies = [
+            replace(policy, name=f"{name}.{algorithm}", algo=algorithm, shadow=True)
+            for algorithm in algorithms
+        ]
+        self.runs = [Run(policy) for policy in self.policies]
+
         self.requests = 0
         self.without_identity = 0
         self.identities = 0
         self.approximate = False  # whether clients were forgotten
-        self.demand = tuple(Histogram() for _ in range(3))  # of requests, by measure
-        self.peaks = tuple(Histogram() for _ in range(3))  # of identities, by measure
-        self.clients: OrderedDict[str, Client] = OrderedDict()  # the idle ones first
-        self._length = policy.window * 1000
+        # How many requests have which demand, and identities which peak, by measure.
+        self.demand = [Counter[int]() for _ in range(3)]
+        self.peaks = [Counter[int]() for _ in range(3)]
+
+        self.clients: OrderedDict[str, Client] = OrderedDict()  # idle ones first
         self._numbers = itertools.count()
+        self._length = policy.window * 1000
 
     def client(self, request: Request) -> Client | None:
         """Return the client of a request; None where the log does not tell it."""
@@ -107,17 +106,17 @@ class Candidate:
 
     def _identify(self, request: Request) -> str:
         names: dict[Any, str] = {"ip": request.ip, "user": request.user, **request.more}
-        key = self.policy.key
-        if isinstance(key, str) and key.startswith("get:"):
+        kind, _, parameter = str(self.policy.key).partition(":")
+        if kind == "get":
             query = parse_qs(urlsplit(request.path).query)
-            names[key] = query.get(key.removeprefix("get:"), [""])[0]
+            names[kind] = query.get(parameter, [""])[0]
         return identify(names, self.policy, conf.config().encoding)
 
     def count(self, client: Client, now: int, decision: Decision) -> None:
         """Count a request, as it was decided under each algorithm."""
         demand = client.demand.add(now, self._length)
-        for histogram, number in zip(self.demand, demand, strict=True):
-            histogram.add(number)
+        for counter, number in zip(self.demand, demand, strict=True):
+            counter[number] += 1
 
         for index, run in enumerate(self.runs):
             outcome = decision.outcomes[index]
@@ -133,16 +132,18 @@ class Candidate:
         """Sum up the client that was idle the longest, forget it, and return it."""
         _, client = self.clients.popitem(last=False)
         self.identities += 1
-        for histogram, peak in zip(self.peaks, client.demand.peaks, strict=True):
-            histogram.add(peak)
+        for counter, peak in zip(self.peaks, client.demand.peaks, strict=True):
+            counter[peak] += 1
+
         for run, refused in zip(self.runs, client.refused, strict=True):
             if refused:
-                run.sum_up(client.name, refused)
+                run.refused_identities += 1
+                run.worst = sorted([*run.worst, (refused, client.name)])[-WORST:]
         return client
 
 
 class Replay:
-    """Candidates side by side on one log. A context manager, which deletes its keys."""
+    """Candidates side by side on one log."""
 
     def __init__(
         self,
@@ -150,75 +151,65 @@ class Replay:
         algorithms: Sequence[str],
         cache: str,
     ) -> None:
-        self._cache = cache
-        self._name = f"replay-{secrets.token_hex(4)}"
-        self._clock = Clock(0)
-        self._stack = ExitStack()
-        self.candidates: list[Candidate] = []
-        self.left_behind = False  # whether keys could not be deleted
-        self.too_slow = False  # whether counters may have expired too early
-        numbers = itertools.count()
-        for text, policy in policies:
-            chosen = [policy.algo] if policy.algo else algorithms
-            runs = [
-                Run(replace(policy, name=f"{self._name}.{next(numbers)}"), algorithm)
-                for algorithm in chosen
-            ]
-            self.candidates.append(Candidate(text, policy, runs))
-
-        windows = [candidate.policy.window for candidate in self.candidates]
-        self._shortest = min(windows)  # seconds
-        self.first: int | None = None  # ms; the earliest request, and the latest
+        self.first: int | None = None  # ms; the time of the first request
         self.last: int | None = None
+        self.too_slow = False  # whether counters may have expired too early
+
+        self._cache = cache
+        self._clock = Clock(0)
+        self._name = f"replay-{secrets.token_hex(4)}"
+        self.candidates = [
+            Candidate(
+                f"{self._name}.{number}",
+                text,
+                policy,
+                [policy.algo] if policy.algo else algorithms,
+            )
+            for number, (text, policy) in enumerate(policies)
+        ]
+
+        self._shortest = min(policy.window for _, policy in policies)  # seconds
         self._part_at = 0  # ms; where the present part of the log begins
         self._part_started = math.inf
-
-    def __enter__(self) -> Replay:
-        settings = conf.replaced(cache=self._cache, timeout=TIMEOUT, enabled=True)
-        self._stack.enter_context(settings)
-        self._stack.callback(self._delete_keys)
-        self._clock = self._stack.enter_context(frozen_clock(0))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def run(
         self, batches: Iterable[list[Request]], progress: Callable[[], None]
     ) -> None:
-        """Replay requests, sorted by time."""
-        for batch in batches:
-            if self.first is None:
-                self.first = batch[0].at
-            self.last = batch[-1].at
-            for now, requests in itertools.groupby(batch, key=attrgetter("at")):
-                self._decide(now, list(requests))
-            for candidate in self.candidates:
-                self._forget_idle(candidate)
-            progress()
+        """Replay requests, sorted by time, and delete the keys that this takes."""
+        settings = conf.replaced(cache=self._cache, timeout=TIMEOUT, enabled=True)
+        with settings, frozen_clock(0) as self._clock:
+            try:
+                for batch in batches:
+                    for now, requests in itertools.groupby(batch, attrgetter("at")):
+                        self._decide(now, requests)
+                    self._forget_idle()
+                    progress()
+            finally:
+                self._delete_keys()
 
         self._compare_clocks(self._part_at)
         for candidate in self.candidates:
             while candidate.clients:
                 candidate.pop_idle()
 
-    def _decide(self, now: int, requests: Sequence[Request]) -> None:
-        """Have the limiter decide the requests of one time."""
+    def _decide(self, now: int, requests: Iterable[Request]) -> None:
+        """Have the limiter decide the requests of one time, in one round trip."""
         self._compare_clocks(now)
         self._clock.ms = now
-        charged: list[tuple[Candidate, Client]] = []
+        self.first = self.first or now
+        self.last = now
+
+        charges = []
+        checks = []
         for request, candidate in itertools.product(requests, self.candidates):
             client = candidate.client(request)
             if client is not None:
-                charged.append((candidate, client))
+                charges.append((candidate, client))
+                checks.append(limiter.plan(client.identity, candidate.policies, 1))
 
-        checks = [
-            limiter.plan(client.identity, candidate.policies, 1)
-            for candidate, client in charged
-        ]
         with uninterrupted():
             decisions = limiter.check_each(checks)
-        for (candidate, client), decision in zip(charged, decisions, strict=True):
+        for (candidate, client), decision in zip(charges, decisions, strict=True):
             if decision.degraded:
                 raise backend.UnavailableError("it did not decide a replayed request.")
             candidate.count(client, now, decision)
@@ -236,22 +227,21 @@ class Replay:
             self._part_at = now
             self._part_started = real
 
-    def _forget_idle(self, candidate: Candidate) -> None:
+    def _forget_idle(self) -> None:
         """Bound the memory, here and in Redis, by forgetting idle clients."""
-        while len(candidate.clients) > MAX_CLIENTS:
-            candidate.approximate = True
-            client = candidate.pop_idle()
-            self._clock.ms = client.last
-            with uninterrupted():
-                limiter.reset(client.identity, candidate.policies)
+        for candidate in self.candidates:
+            while len(candidate.clients) > MAX_CLIENTS:
+                candidate.approximate = True
+                client = candidate.pop_idle()
+                self._clock.ms = client.last
+                with uninterrupted():
+                    limiter.reset(client.identity, candidate.policies)
 
     def _delete_keys(self) -> None:
-        with uninterrupted():
-            try:
-                for keys in backend.scan(f"{COUNTER_PREFIX}{self._name}.*"):
-                    backend.run_commands([("UNLINK", key) for key in keys])
-            except backend.UnavailableError:
-                self.left_behind = True
+        # While Redis is unavailable, they expire.
+        with uninterrupted(), suppress(backend.UnavailableError):
+            for keys in backend.scan(f"{COUNTER_PREFIX}{self._name}.*"):
+                backend.run_commands([("UNLINK", key) for key in keys])
 
 
 @contextmanager

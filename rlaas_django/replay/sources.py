@@ -64,7 +64,7 @@ class Log:
         self._parser = parser
         self._filter = request_filter
         self._files: dict[str, IO[bytes]] = {}
-        self.lines = 0
+        self.replayed = 0
         self.filtered = 0
         self.unreadable = 0
         self.samples: list[Sample] = []
@@ -87,9 +87,9 @@ class Log:
                 file.close()
 
     @property
-    def replayed(self) -> int:
-        """How many lines are requests that match the filter."""
-        return self.lines - self.unreadable - self.filtered
+    def lines(self) -> int:
+        """How many lines were read; blank ones do not count."""
+        return self.replayed + self.filtered + self.unreadable
 
     @property
     def share_read(self) -> float | None:
@@ -113,19 +113,17 @@ class Log:
                 if request is None:
                     self._add_unreadable(path, number, line)
                 elif self._filter.matches(request):
-                    self.lines += 1
+                    self.replayed += 1
                     yield request
                 else:
-                    self.lines += 1
                     self.filtered += 1
         except (OSError, EOFError, zlib.error) as error:
             # Of a compressed file that is cut off.
             self._add_unreadable(path, number + 1, str(error))
 
     def _add_unreadable(self, path: str, number: int, text: str) -> None:
-        if not text or text.isspace():
+        if not text.strip():
             return
-        self.lines += 1
         self.unreadable += 1
         if len(self.samples) < SAMPLES:
             self.samples.append(Sample(path, number, text[:MAX_SAMPLE]))

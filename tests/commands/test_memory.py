@@ -32,7 +32,7 @@ def test_every_policy_has_its_algorithm_bytes_and_estimate(client):
     for algo in ALGORITHMS:
         use_up(algo, "alice", "bob")
     found = measured("--identities", "1,000")
-    assert (found["sampled"], found["identities"]) == (2 * len(ALGORITHMS), 1000)
+    assert found["sampled"] == 2 * len(ALGORITHMS)
     rows = {row["policy"]: row for row in found["policies"]}
     assert {name: row["algorithm"] for name, row in rows.items()} == {algo: algo for algo in ALGORITHMS}
     assert {row["keys"] for row in rows.values()} == {2}

@@ -236,9 +236,8 @@ def test_the_text_shows_both_beside_each_other(write):
 
 
 def replayed(policy: Policy, requests: list[LogRequest], algorithms=ALGORITHMS) -> Replay:
-    with Replay([("text", policy)], algorithms, conf.config().cache) as replay:
-        replay.run([sorted(requests)], lambda: None)
-    assert not replay.left_behind
+    replay = Replay([("text", policy)], algorithms, conf.config().cache)
+    replay.run([sorted(requests)], lambda: None)
     return replay
 
 
@@ -472,8 +471,8 @@ def test_clients_beyond_the_bound_are_summed_up_and_their_keys_deleted(client, m
 
     requests = [LogRequest(NOW + 500 * n, f"10.0.{n // 250}.{n % 250}", "", "GET", "/", 200) for n in range(2000)]
     requests += [requests[-1]] * 10
-    with Replay([("", Policy("own", "5/m", key="ip"))], ALGORITHMS, "default") as replay:
-        replay.run([requests[start : start + 50] for start in range(0, len(requests), 50)], progress)
+    replay = Replay([("", Policy("own", "5/m", key="ip"))], ALGORITHMS, "default")
+    replay.run([requests[start : start + 50] for start in range(0, len(requests), 50)], progress)
     (candidate,) = replay.candidates
     assert (candidate.identities, candidate.approximate) == (2000, True)
     assert {run.refused for run in candidate.runs} == {6}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from django.core import checks
 
@@ -138,60 +138,39 @@ def proxies() -> Iterator[Finding]:
         yield Finding(OK, "proxies", text)
         return
 
+    total = addresses.total()
     trusted = {address for address in addresses if _is_trusted(address)}
-    if warning := _suspicion(
-        addresses,
-        trusted,
-        "are by the address of a trusted proxy, which passes none on",
-        "Have it set X-Forwarded-For, or the header that RATE_LIMITER['PROXY_HEADER'] "
-        "names.",
-    ):
-        yield warning
-        return
-
     private = {address for address in addresses if diagnosis.is_private(address)}
-    proxies_are_listed = (conf.raw() or {}).get("TRUSTED_PROXIES") == []
-    if not proxies_are_listed and (
-        warning := _suspicion(
-            addresses,
+    if (conf.raw() or {}).get("TRUSTED_PROXIES") == []:
+        private.clear()  # the site says that these are clients
+    for suspects, text, fix in (
+        (
+            trusted,
+            "are by the address of a trusted proxy, which passes none on",
+            "Have it set X-Forwarded-For, or the header that "
+            "RATE_LIMITER['PROXY_HEADER'] names.",
+        ),
+        (
             private - trusted,
             "are by a private address, as if all clients came through a proxy",
             "List your proxies in RATE_LIMITER['TRUSTED_PROXIES'], such as "
-            '["{address}"]; [] if these are clients.',
-        )
+            '["{}"]; [] if these are clients.',
+        ),
     ):
-        yield warning
-        return
+        number = sum(addresses[address] for address in suspects)
+        if 2 * number > total:
+            most = max(suspects, key=addresses.__getitem__)
+            text = f"{number} of the last {total} refusals {text} ({most})."
+            yield Finding(WARNING, "proxies", text, fix.format(most))
+            return
 
-    text = (
-        f"The last {addresses.total()} refusals are of {len(addresses)} clients "
-        "by address."
-    )
+    text = f"The last {total} refusals are of {len(addresses)} clients by address."
     yield Finding(OK, "proxies", text)
 
 
 def _is_trusted(address: str) -> bool:
-    networks = conf.config().proxies
     return any(
         ipaddress.ip_address(address) in network
-        for network in networks
+        for network in conf.config().proxies
         if not isinstance(network, str)
-    )
-
-
-def _suspicion(
-    addresses: Counter[str], suspicious: Collection[str], text: str, fix: str
-) -> Finding | None:
-    """Return a warning where most refusals are of suspicious addresses."""
-    total = addresses.total()
-    number = sum(addresses[address] for address in suspicious)
-    if 2 * number <= total:
-        return None
-
-    address = max(suspicious, key=lambda address: addresses[address])
-    return Finding(
-        WARNING,
-        "proxies",
-        f"{number} of the last {total} refusals {text} ({address}).",
-        fix.format(address=address),
     )

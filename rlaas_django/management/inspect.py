@@ -68,24 +68,28 @@ class Status(Subcommand):
         keys = f"{state.version}, {state.keys:,} keys"
         if state.rate_limit_memory is not None:
             keys += f", {size(state.rate_limit_memory)} used by rate limits"
-        share = hour.refused / max(1, hour.total)
+        share = percent(hour.refused / max(1, hour.total))
         requests = (
-            f"{hour.total:,} requests, {hour.refused:,} refused ({percent(share)}), "
+            f"{hour.total:,} requests, {hour.refused:,} refused ({share}), "
             f"{hour.over:,} over the limit but allowed"
         )
-        output.line(Styled("Redis      ", HEADING), keys)
-        output.line(Styled("Latency    ", HEADING), f"{state.latency_ms:.1f} ms")
-        output.line(Styled("Last hour  ", HEADING), requests)
+        rows: list[tuple[str, object]] = [
+            ("Redis", keys),
+            ("Latency", f"{state.latency_ms:.1f} ms"),
+            ("Last hour", requests),
+        ]
         if hour.degraded:
-            text = f"           {hour.degraded:,} were decided without Redis"
-            output.line(Styled(text, "WARNING"))
+            text = f"{hour.degraded:,} were decided without Redis"
+            rows.append(("", Styled(text, "WARNING")))
 
         labels = describe(refused)
-        heading = "Refused    "
+        heading = "Refused"
         for identity, times in refused.items():
-            text = f"{labels[identity].argument}  {plural(times, 'time')} today"
-            output.line(Styled(heading, HEADING), text)
-            heading = " " * len(heading)
+            name = labels[identity].argument
+            rows.append((heading, f"{name}  {plural(times, 'time')} today"))
+            heading = ""
+        for heading, figures in rows:
+            output.line(Styled(f"{heading:11}", HEADING), figures)
 
 
 class Policies(Subcommand):

@@ -10,7 +10,7 @@ from .. import backend, conf
 from ..core.keys import COUNTER_PREFIX, parse_counter_key
 from ..operators import usage
 from .output import Output, Progress, plural, size
-from .subcommands import Subcommand, argument, parse_count
+from .subcommands import Subcommand, argument
 
 SAMPLE = 10_000  # keys
 IDENTITIES = 1_000_000
@@ -54,14 +54,14 @@ class Memory(Subcommand):
     arguments = (
         argument(
             "--identities",
-            type=parse_count,
+            type=int,
             default=IDENTITIES,
             metavar="NUMBER",
             help="Estimate for so many identities under each policy; 1,000,000.",
         ),
         argument(
             "--sample",
-            type=parse_count,
+            type=int,
             default=SAMPLE,
             metavar="KEYS",
             help="How many keys to measure at most; 10,000.",
@@ -72,13 +72,14 @@ class Memory(Subcommand):
         """Measure a sample, and print the table."""
         progress = Progress("keys", quiet=options.verbosity == 0)
         counters: dict[str, Counters] = {}
+        sample = max(1, options.sample)
         measured = 0
         for page in backend.scan(f"{COUNTER_PREFIX}*"):
-            keys = page[: options.sample - measured]
+            keys = page[: sample - measured]
             measure(keys, counters)
             measured += len(keys)
-            progress.show(measured, measured / options.sample)
-            if measured == options.sample:
+            progress.show(measured, measured / sample)
+            if measured == sample:
                 break
         progress.clear()
 

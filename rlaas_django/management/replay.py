@@ -27,12 +27,11 @@ MAX_SAMPLE = 100  # characters of a line that cannot be read
 
 def parse_statuses(text: str) -> range:
     """Return the status codes that `401` or `4xx` stands for."""
-    if re.fullmatch(r"[1-5]xx", text):
-        first = 100 * int(text[0])
-        return range(first, first + 100)
-    if re.fullmatch(r"[1-5]\d\d", text):
-        return range(int(text), int(text) + 1)
-    raise ArgumentTypeError(f"{text!r} is not a status; write 401 or 4xx")
+    if not re.fullmatch(r"[1-5](xx|\d\d)", text):
+        raise ArgumentTypeError(f"{text!r} is not a status; write 401 or 4xx")
+    first = int(text.replace("x", "0"))
+    last = int(text.replace("x", "9"))
+    return range(first, last + 1)
 
 
 def parse_share(text: str) -> float:
@@ -109,9 +108,9 @@ class Replay(Subcommand):
         """Replay the logs; the exit code is 1 when there is no request in them."""
         fields = dict(options.field)
         policies = _policies(options.policy, fields)
-        algorithms = [parse_algorithm(text) for text in options.algo] or ALGORITHMS
+        algorithms = [parse_algorithm(text) for text in options.algo]
         cache = options.cache or conf.config().cache
-        replay = LogReplay(policies, algorithms, cache)
+        replay = LogReplay(policies, algorithms or list(ALGORITHMS), cache)
         progress = Progress("lines", quiet=options.verbosity == 0)
 
         def show_progress() -> None:

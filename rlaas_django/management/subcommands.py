@@ -92,11 +92,3 @@ def parse_duration(text: str) -> timedelta:
     if not timedelta() < duration <= LONGEST:
         raise ArgumentTypeError(f"{text!r} is not between a minute and ten years.")
     return duration
-
-
-def parse_count(text: str) -> int:
-    """Parse a whole number from 1 on, such as `1,000,000`."""
-    digits = re.sub("[,_]", "", text)
-    if not re.fullmatch("[0-9]{1,12}", digits) or int(digits) == 0:
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 1 on.")
-    return int(digits)

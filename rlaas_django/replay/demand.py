@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import Counter
+from dataclasses import dataclass, field
 
 from ..core.policy import (
     FIXED_WINDOW,
@@ -33,54 +34,46 @@ MEASURE = {
 }
 
 
-class Window:
-    """The times of the requests in the last window."""
+def add_to_window(times: array[int], now: int, length: int) -> int:
+    """Add a request to the times of earlier ones, and drop those before the window.
 
-    __slots__ = ("_times",)
-
-    def __init__(self) -> None:
-        self._times = array("q")
-
-    def add(self, now: int, length: int) -> int:
-        """Add a request; return how many are in the window that ends with it."""
-        times = self._times
-        times.append(now)
-        del times[: bisect_right(times, now - length)]
-        return len(times)
+    Return how many are in the window that ends with it.
+    """
+    times.append(now)
+    del times[: bisect_right(times, now - length)]
+    return len(times)
 
 
+@dataclass(slots=True, eq=False)
 class Demand:
     """The demand of one client under one length of window, by each measure."""
 
-    __slots__ = ("_current", "_index", "_previous", "_window", "peaks")
-
-    def __init__(self) -> None:
-        self._window = Window()
-        self._index = 0  # of the latest fixed window since the epoch
-        self._previous = 0  # requests in the fixed window before it
-        self._current = 0  # requests in it
-        self.peaks = (0, 0, 0)
+    times: array[int] = field(default_factory=lambda: array("q"))
+    index: int = 0  # of the latest fixed window since the epoch
+    previous: int = 0  # requests in the fixed window before it
+    current: int = 0  # requests in it
+    peaks: tuple[int, int, int] = (0, 0, 0)
 
     def add(self, now: int, length: int) -> tuple[int, int, int]:
         """Add a request, and return its demand by each measure."""
         index = now // length
-        if index == self._index + 1:
-            self._previous = self._current
-        elif index > self._index:
-            self._previous = 0
+        if index == self.index + 1:
+            self.previous = self.current
+        elif index > self.index:
+            self.previous = 0
 
         # A line that is out of order counts to the window that has begun.
-        if index > self._index:
-            self._index = index
-            self._current = 0
-        self._current += 1
+        if index > self.index:
+            self.index = index
+            self.current = 0
+        self.current += 1
 
-        left = min(length, (self._index + 1) * length - now)
-        weighted = -(-self._previous * left // length)
+        left = min(length, (self.index + 1) * length - now)
+        weighted = -(-self.previous * left // length)
         demand = (
-            self._current,
-            self._window.add(now, length),
-            self._current + weighted,
+            self.current,
+            add_to_window(self.times, now, length),
+            self.current + weighted,
         )
         fixed, sliding, counter = map(max, self.peaks, demand)
         self.peaks = (fixed, sliding, counter)

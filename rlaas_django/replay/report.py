@@ -20,7 +20,7 @@ def report(replay: Replay, log: Log, share: float) -> dict[str, Any]:
         "lines": log.lines,
         "replayed": log.replayed,
         "unreadable": log.unreadable,
-        "unreadable_samples": [sample._asdict() for sample in log.samples],
+        "unreadable_samples": log.samples,
         "filtered": log.filtered,
         "from": _iso(replay.first),
         "until": _iso(replay.last),

@@ -12,6 +12,7 @@ import secrets
 import signal
 import threading
 import time
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,7 +26,7 @@ from ..core.decision import Decision
 from ..core.keys import COUNTER_PREFIX, EncodedIdentity, decode, identify
 from ..core.policy import Policy
 from ..runtime.clock import Clock, frozen_clock
-from .demand import Demand, Window
+from .demand import Demand, add_to_window
 from .log_lines import Request
 
 TIMEOUT = 30.0  # seconds; nobody waits for a replayed request
@@ -45,18 +46,16 @@ class Run:
     worst: list[tuple[int, str]] = field(default_factory=list)  # sorted
 
 
+@dataclass(slots=True, eq=False)
 class Client:
-    """One identity under one policy, with its figures per run."""
+    """One identity under one policy."""
 
-    __slots__ = ("admitted", "demand", "identity", "last", "name", "refused")
-
-    def __init__(self, name: str, number: int, runs: int) -> None:
-        self.name = name
-        self.identity = EncodedIdentity(f"replay={number}")
-        self.last = 0  # ms
-        self.demand = Demand()
-        self.admitted = [Window() for _ in range(runs)]
-        self.refused = [0] * runs
+    name: str
+    identity: EncodedIdentity
+    admitted: list[array[int]]  # times, per run
+    refused: list[int]  # requests, per run
+    demand: Demand = field(default_factory=Demand)
+    last: int = 0  # ms
 
 
 class Candidate:
@@ -96,8 +95,12 @@ class Candidate:
 
         client = self.clients.get(identity)
         if client is None:
-            name = decode(identity)[1] or identity
-            client = Client(name, next(self._numbers), len(self.runs))
+            client = Client(
+                name=decode(identity)[1] or identity,
+                identity=EncodedIdentity(f"replay={next(self._numbers)}"),
+                admitted=[array("q") for _ in self.runs],
+                refused=[0] * len(self.runs),
+            )
             self.clients[identity] = client
         self.clients.move_to_end(identity)
         client.last = request.at
@@ -121,7 +124,7 @@ class Candidate:
         for index, run in enumerate(self.runs):
             outcome = decision.outcomes[index]
             if outcome.allowed:
-                admitted = client.admitted[index].add(now, self._length)
+                admitted = add_to_window(client.admitted[index], now, self._length)
                 run.most_admitted = max(run.most_admitted, admitted)
             else:
                 client.refused[index] += 1

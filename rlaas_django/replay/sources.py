@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from ..core.rules import Rule
 from .log_lines import LineParser, Request
@@ -24,14 +24,6 @@ SAMPLES = 5  # lines that cannot be read, to show
 MAX_SAMPLE = 200  # characters of such a line
 
 _by_time = attrgetter("at")
-
-
-class Sample(NamedTuple):
-    """A line that cannot be read."""
-
-    file: str
-    line: int
-    text: str
 
 
 class Filter:
@@ -67,7 +59,7 @@ class Log:
         self.replayed = 0
         self.filtered = 0
         self.unreadable = 0
-        self.samples: list[Sample] = []
+        self.samples: list[dict[str, Any]] = []
         for path in paths:
             if path == STDIN:
                 self._files[path] = sys.stdin.buffer
@@ -126,7 +118,8 @@ class Log:
             return
         self.unreadable += 1
         if len(self.samples) < SAMPLES:
-            self.samples.append(Sample(path, number, text[:MAX_SAMPLE]))
+            text = text[:MAX_SAMPLE]
+            self.samples.append({"file": path, "line": number, "text": text})
 
 
 def _lines(file: Any) -> Iterator[str]:

@@ -50,20 +50,19 @@ from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
 from rlaas_django.limiter.policy_set import Check, CompiledPolicySet, compile_policies
 from rlaas_django.limiter.policy_set import plan as check_plan
-from rlaas_django.management.commands._rlaas import SUBCOMMANDS, diagnosis
-from rlaas_django.management.commands._rlaas.output import Output as CommandOutput
-from rlaas_django.management.commands._rlaas.output import Styled
-from rlaas_django.management.commands._rlaas.plan import PREFERRED, REASONS
-from rlaas_django.management.commands._rlaas.plan import predict as predict_memory
+from rlaas_django.management import diagnosis
+from rlaas_django.management.commands.rlaas import SUBCOMMANDS
 from rlaas_django.management.commands.rlaas import Command as RlaasCommand
-from rlaas_django.replay.execution import Replay
+from rlaas_django.management.output import Output as CommandOutput
+from rlaas_django.management.output import Styled
+from rlaas_django.replay.demand import MEASURE
 from rlaas_django.replay.log_lines import LineParser, parse_time
 from rlaas_django.replay.log_lines import Request as LogRequest
 from rlaas_django.replay.policies import parse_policy
 from rlaas_django.replay.report import report as replay_report
+from rlaas_django.replay.running import Replay
+from rlaas_django.replay.sources import Filter as LogFilter
 from rlaas_django.replay.sources import Log
-from rlaas_django.replay.timeline import STEPS, Timeline
-from rlaas_django.replay.usage import MEASURE
 from rlaas_django.runtime import background, log, observers, registry
 from rlaas_django.runtime.background import run as run_background_jobs
 from rlaas_django.service import auth as service_auth
@@ -93,7 +92,6 @@ __all__ = [
     "SLIDING_WINDOW",
     "SLIDING_WINDOW_COMPACT",
     "SLIDING_WINDOW_COUNTER",
-    "STEPS",
     "SUBCOMMANDS",
     "TOKEN_BUCKET",
     "TOPOLOGY_THREAD",
@@ -111,6 +109,7 @@ __all__ = [
     "LocalLimiter",
     "LocalReply",
     "Log",
+    "LogFilter",
     "LogRequest",
     "NextAttempt",
     "Outcome",
@@ -122,7 +121,6 @@ __all__ = [
     "RlaasCommand",
     "SentinelTopology",
     "Styled",
-    "Timeline",
     "UnavailableError",
     "acheck_each",
     "algorithm_tables",
@@ -169,7 +167,6 @@ __all__ = [
     "passes",
     "paused_background",
     "pool_module",
-    "predict_memory",
     "read_minutes",
     "read_refusals",
     "receipts",
@@ -259,8 +256,6 @@ def algorithm_tables() -> dict:
     return {
         "ENDINGS": KEY_ENDINGS,
         "FILES": LUA_FILES,
-        "PREFERRED": PREFERRED,
-        "REASONS": REASONS,
         "MEASURE": MEASURE,
         "ALGORITHM_NAMES": ALGORITHM_NAMES,
     }

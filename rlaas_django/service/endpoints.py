@@ -1,250 +1,231 @@
-"""The endpoints: what each asks of the limiter, and how it answers. No I/O; the views do it."""
+"""The endpoints: what each reads, calls and responds.
+
+`call` awaits the first of two functions in a sync view, and the second in an async one.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.apps import apps
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils.module_loading import import_string
 
 from .. import backend, conf, limiter
 from ..core.callers import Caller
 from ..core.decision import Decision
 from ..core.keys import EncodedIdentity
-from ..http import responses
-from ..http.identity import RequestIdentity
-from ..limiter.policy_set import Check
+from ..http.identity import RequestIdentity, client_address
+from ..http.responses import in_thread
+from ..limiter.policy_set import Check, CompiledPolicySet
 from ..runtime.observers import observe
 from . import answers, receipts
-from .answers import decision_json, decision_response, json_response, with_headers
+from .answers import (
+    ProblemError,
+    decision_json,
+    decision_response,
+    fails_closed,
+    with_headers,
+)
 from .parsing import (
     FIELDS,
     Subject,
+    compile_names,
     parse_subject,
-    read_json,
+    read_object,
     read_subject,
-    require_fields,
     require_policy,
-    subject_of,
 )
-from .problems import ProblemError
+from .views import Call
 
 MAX_BATCH = 1_000
-METRICS = (
-    "rlaas_django.integrations.prometheus"  # not imported where it is not installed
-)
+# Not imported where it is not installed.
+METRICS = "rlaas_django.integrations.prometheus"
 
 
-class Operation(NamedTuple):
-    """A call of the limiter, as a sync and as an async function, and what makes the response of its result."""
-
-    call: Callable[[], Any]
-    acall: Callable[[], Awaitable[Any]]
-    respond: Callable[[Any], HttpResponse]
-
-
-def check(request: HttpRequest, caller: Caller) -> Operation:
+async def check(request: HttpRequest, caller: Caller, call: Call) -> HttpResponse:
     """Decide, and charge when allowed."""
     as_text = request.method != "POST" and answers.wants_text(request)
-    subject = read_subject(request, caller)
-
-    def respond(decision: Decision) -> HttpResponse:
-        response = decision_response(decision, caller, as_text=as_text)
-        response.headers["Vary"] = "Accept"
-        responses.suppress_log(
-            request, response
-        )  # a refusal is a result here, not an error that Django logs
-        return response
-
-    return _check(subject, caller, respond)
+    decision = await _check(read_subject(request, caller), caller, call)
+    response = decision_response(request, decision, caller, as_text=as_text)
+    response.headers["Vary"] = "Accept"
+    return response
 
 
-def check_batch(request: HttpRequest, caller: Caller) -> Operation:
-    """Decide independent checks in one round trip; a bad one is an error in its place."""
-    body = read_json(request)
-    require_fields(body, ("checks",))
-    items = body.get("checks")
+async def check_batch(request: HttpRequest, caller: Caller, call: Call) -> HttpResponse:
+    """Decide independent checks in one round trip.
+
+    One that is not valid is an error in its place.
+    """
+    items = read_object(request, ["checks"]).get("checks")
     if not isinstance(items, list) or len(items) > MAX_BATCH:
-        raise ProblemError(
-            400, f'"checks" should be a list of at most {MAX_BATCH:,} checks.'
-        )
-    planned: list[Check | ProblemError] = []
-    for item in items:
-        try:
-            planned.append(parse_subject(item, caller).plan())
-        except ProblemError as problem:
-            planned.append(problem)
-    checks = [each for each in planned if isinstance(each, Check)]
+        detail = f'"checks" should be a list of at most {MAX_BATCH:,} checks.'
+        raise ProblemError(400, detail)
 
-    def respond(decisions: list[Decision]) -> HttpResponse:
-        results, decided, is_enabled = [], iter(decisions), conf.config().enabled
-        for each in planned:
-            if isinstance(each, ProblemError):
-                results.append({"error": each.members()})
-                continue
-            decision = next(decided)
-            if is_enabled:
-                observe(decision, caller.source)
-            results.append(decision_json(decision, caller, in_batch=True))
-        return json_response({"results": results})
+    plans = [_plan_or_problem(item, caller) for item in items]
+    checks = [plan for plan in plans if isinstance(plan, Check)]
+    decisions = await call(limiter.check_each, limiter.acheck_each, checks)
 
-    return Operation(
-        partial(limiter.check_each, checks),
-        partial(limiter.acheck_each, checks),
-        respond,
-    )
+    undelivered = iter(decisions)
+    results = []
+    for plan in plans:
+        if isinstance(plan, ProblemError):
+            results.append({"error": plan.members()})
+        else:
+            results.append(_batch_result(next(undelivered), caller))
+    return JsonResponse({"results": results})
 
 
-def usage(request: HttpRequest, caller: Caller) -> Operation:
+async def usage(request: HttpRequest, caller: Caller, call: Call) -> HttpResponse:
     """Decide without charging."""
-    subject = read_subject(request, caller)
-
-    def respond(decision: Decision) -> HttpResponse:
-        if decision.unavailable:
-            return decision_response(decision, caller, as_text=False)
-        return with_headers(json_response(decision_json(decision)), decision)
-
-    arguments: Any = subject.identity, subject.policy_set
-    peek, apeek = partial(limiter.peek, *arguments), partial(limiter.apeek, *arguments)
-    return Operation(
-        partial(peek, cost=subject.cost), partial(apeek, cost=subject.cost), respond
-    )
+    identity, policy_set, cost = read_subject(request, caller)
+    peek = (limiter.peek, limiter.apeek)
+    decision = await call(*peek, identity, policy_set, cost=cost)
+    if decision.unavailable:
+        raise fails_closed(decision)
+    return with_headers(JsonResponse(decision_json(decision, caller)), decision)
 
 
-def refund(request: HttpRequest, caller: Caller) -> Operation:
+async def refund(request: HttpRequest, caller: Caller, call: Call) -> HttpResponse:
     """Refund the receipt of a check, once."""
-    body = read_json(request)
-    require_fields(body, ("receipt",))
+    text = read_object(request, ["receipt"]).get("receipt")
+    if not isinstance(text, str):
+        raise ProblemError(400, '"receipt" should be the receipt of a check.')
     try:
-        receipt = (
-            receipts.read(body["receipt"])
-            if isinstance(body.get("receipt"), str)
-            else None
-        )
+        receipt = receipts.read(text)
     except ValueError as error:
         raise ProblemError(400, str(error)) from None
-    if receipt is None:
-        raise ProblemError(400, '"receipt" should be the receipt of a check.')
+
     for policy in receipt.policies:
         require_policy(policy, caller)
-    calls = partial(receipts.refund, receipt), partial(receipts.arefund, receipt)
-    return Operation(*calls, lambda refunded: json_response({"refunded": refunded}))
+    refunded = await call(receipts.refund, receipts.arefund, receipt)
+    return JsonResponse({"refunded": refunded})
 
 
-def reset(request: HttpRequest, caller: Caller) -> Operation:
+async def reset(request: HttpRequest, caller: Caller, call: Call) -> HttpResponse:
     """Delete what an identity used."""
-    subject = read_subject(
-        request, caller, [field for field in FIELDS if field != "cost"]
-    )
-    arguments: Any = subject.identity, subject.policy_set.policies
-    calls = partial(limiter.reset, *arguments), partial(limiter.areset, *arguments)
-    return Operation(*calls, lambda deleted: json_response({"deleted": deleted}))
+    fields = [field for field in FIELDS if field != "cost"]
+    identity, policy_set, _ = read_subject(request, caller, fields)
+    policies = policy_set.policies
+    deleted = await call(limiter.reset, limiter.areset, identity, policies)
+    return JsonResponse({"deleted": deleted})
 
 
-def policies(_: HttpRequest, caller: Caller) -> HttpResponse:
-    return json_response(answers.policies_json(caller))
+async def policies(_: HttpRequest, caller: Caller, __: Call) -> HttpResponse:
+    """Return the policies that a caller may use."""
+    return JsonResponse(answers.policies_json(caller))
 
 
-def info(*_: Any) -> HttpResponse:
-    return json_response(answers.info_json())
+async def info(*_: Any) -> HttpResponse:
+    """Return what runs here."""
+    return JsonResponse(answers.info_json())
 
 
-def openapi(request: HttpRequest, _: Caller) -> HttpResponse:
-    return json_response(
-        {**_openapi(), "servers": [{"url": request.path.removesuffix("/openapi.json")}]}
-    )
+async def openapi(request: HttpRequest, *_: Any) -> HttpResponse:
+    """Return the description of the service, at its own path."""
+    server = {"url": request.path.removesuffix("/openapi.json")}
+    return JsonResponse({**_openapi(), "servers": [server]})
 
 
-@cache
-def _openapi() -> dict[str, Any]:
-    return json.loads(files(__package__).joinpath("openapi.json").read_bytes())  # type: ignore[no-any-return]
-
-
-def metrics(*_: Any) -> Operation:
+async def metrics(_: HttpRequest, __: Caller, call: Call) -> HttpResponse:
     """Return the metrics as Prometheus reads them."""
     if not apps.is_installed(METRICS):
-        raise ProblemError(
-            404, f"There are no metrics: add '{METRICS}.Metrics' to INSTALLED_APPS."
-        )
+        detail = f"There are no metrics: add '{METRICS}.Metrics' to INSTALLED_APPS."
+        raise ProblemError(404, detail)
+
     exposition = import_string(f"{METRICS}.exposition")
-
-    def respond(metrics: tuple[bytes, str]) -> HttpResponse:
-        return HttpResponse(metrics[0], content_type=metrics[1])
-
-    return Operation(exposition, responses.in_thread(exposition), respond)
+    text, content_type = await call(exposition, in_thread(exposition))
+    return HttpResponse(text, content_type)
 
 
-def health(*_: Any) -> Operation:
-    """Say whether Redis decides, for a load balancer; without addresses, as anybody may ask."""
+async def health(_: HttpRequest, __: Caller, call: Call) -> HttpResponse:
+    """Return whether Redis decides; without addresses, as anybody may call this."""
     identity = EncodedIdentity("health")
+    decision = await call(limiter.peek, limiter.apeek, identity)
 
-    def respond(decision: Decision) -> HttpResponse:
-        servers = backend.topology().servers()
-        failing = sum(server.breaker.error is not None for server in servers)
-        reasons = ["Redis is unavailable."] if decision.degraded and not failing else []
-        if failing:
-            reasons = [f"{failing} of {len(servers)} Redis servers are unavailable."]
-        return json_response(
-            {"status": "DOWN" if reasons else "UP", "reasons": reasons},
-            503 if reasons else 200,
-        )
+    servers = backend.topology().servers()
+    failing = sum(server.breaker.error is not None for server in servers)
+    reasons = []
+    if failing:
+        reasons = [f"{failing} of {len(servers)} Redis servers are unavailable."]
+    elif decision.degraded:
+        reasons = ["Redis is unavailable."]
 
-    return Operation(
-        partial(limiter.peek, identity), partial(limiter.apeek, identity), respond
-    )
+    if reasons:
+        return JsonResponse({"status": "DOWN", "reasons": reasons}, status=503)
+    return JsonResponse({"status": "UP", "reasons": []})
 
 
-class ProxyIdentity(RequestIdentity):
-    """Whom a reverse proxy names in the headers X-RLaaS-User, X-RLaaS-IP and X-RLaaS-Token of its own request.
-
-    Not the request's own user and credential, which are the proxy's.
-    """
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        if key in ("user", "ip", "token"):
-            named = self.request.headers.get(f"X-RLaaS-{key}") or None
-            return (
-                super().get(key)
-                if named is None and key == "ip" and conf.config().proxies
-                else named
-            )
-        return super().get(key, default)
-
-
-def forward_auth(
+async def forward_auth(
     request: HttpRequest,
     caller: Caller,
+    call: Call,
     policies: str = "default",
     path: str | None = None,
-) -> Operation:
-    """Decide a request that a reverse proxy asks about: 204 or 429, with headers and without a body.
+) -> HttpResponse:
+    """Decide a request of a reverse proxy's client: 204 or 429, with headers.
 
     Envoy appends the path of the original request, and takes only a 200 for allowed.
     """
-    subject = subject_of(ProxyIdentity(request), policies.split(","), caller)
+    policy_set = compile_names(policies.split(","), caller)
+    subject = Subject(_proxied_identity(request, policy_set), policy_set)
+    subject.plan()  # raises what is wrong with it
 
-    def respond(decision: Decision) -> HttpResponse:
-        if not decision.allowed:
-            response = decision_response(decision, caller, as_text=True)
-            responses.suppress_log(request, response)
-            return response
-        return with_headers(HttpResponse(status=204 if path is None else 200), decision)
-
-    return _check(subject, caller, respond)
+    decision = await _check(subject, caller, call)
+    if not decision.allowed:
+        return decision_response(request, decision, caller, as_text=True)
+    status = 204 if path is None else 200
+    return with_headers(HttpResponse(status=status), decision)
 
 
-def _check(
-    subject: Subject, caller: Caller, respond: Callable[[Decision], HttpResponse]
-) -> Operation:
-    arguments: Any = subject.identity, subject.policy_set
-    options: Any = {"cost": subject.cost, "source": caller.source}
-    return Operation(
-        partial(limiter.check, *arguments, **options),
-        partial(limiter.acheck, *arguments, **options),
-        respond,
+async def _check(subject: Subject, caller: Caller, call: Call) -> Decision:
+    identity, policy_set, cost = subject
+    decision: Decision = await call(
+        limiter.check,
+        limiter.acheck,
+        identity,
+        policy_set,
+        cost=cost,
+        source=caller.source,
     )
+    return decision
+
+
+def _plan_or_problem(item: Any, caller: Caller) -> Check | ProblemError:
+    try:
+        return parse_subject(item, caller).plan()
+    except ProblemError as problem:
+        return problem
+
+
+def _batch_result(decision: Decision, caller: Caller) -> dict[str, Any]:
+    if conf.config().enabled:
+        observe(decision, caller.source)
+    return decision_json(decision, caller, in_batch=True)
+
+
+@cache
+def _openapi() -> Any:
+    return json.loads(files(__package__).joinpath("openapi.json").read_bytes())
+
+
+def _proxied_identity(
+    request: HttpRequest, policy_set: CompiledPolicySet
+) -> dict[Any, Any]:
+    """Return whom a reverse proxy names in the headers of its own request.
+
+    The request's own user, address and credential are the proxy's.
+    """
+    identity: dict[Any, Any] = {
+        kind: request.headers.get(f"X-RLaaS-{kind}") for kind in ("user", "ip", "token")
+    }
+    if not identity["ip"] and conf.config().proxies:
+        identity["ip"] = client_address(request)
+
+    for policy in policy_set.policies:
+        if policy.key not in identity:
+            identity[policy.key] = RequestIdentity(request).get(policy.key)
+    return identity

@@ -156,7 +156,8 @@ def _parse_identity(source: dict[str, Any]) -> Identity:
     identity = source.get("identity", {})
     if not isinstance(identity, dict):
         example = '{"user": "42", "ip": "203.0.113.9"}'
-        raise ProblemError(400, f'"identity" should be an object: {example}.')
+        detail = f'The field "identity" should be an object: {example}.'
+        raise ProblemError(400, detail)
 
     if "userId" in source:
         if "user" in identity:

@@ -27,7 +27,6 @@ __all__ = [
 
 KEYS = "rlaas:*"  # in Redis
 MAX_REQUESTS = 10_000  # that `exhaust` sends
-NEVER_REFUSED = f"{{url}} refused none of {MAX_REQUESTS} requests; is it limited?"
 
 _embedded = itertools.count(1)
 
@@ -71,7 +70,7 @@ def exhaust(client: Any, url: str, *, method: str = "get", **options: Any) -> An
         response = send(url, **options)
         if response.status_code == 429:
             return response
-    raise AssertionError(NEVER_REFUSED.format(url=url))
+    raise _never_refused(url)
 
 
 async def aexhaust(
@@ -83,7 +82,13 @@ async def aexhaust(
         response = await send(url, **options)
         if response.status_code == 429:
             return response
-    raise AssertionError(NEVER_REFUSED.format(url=url))
+    raise _never_refused(url)
+
+
+def _never_refused(url: str) -> AssertionError:
+    return AssertionError(
+        f"{url} refused none of {MAX_REQUESTS} requests; is it limited?"
+    )
 
 
 class RateLimitTestMixin:

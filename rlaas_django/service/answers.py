@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -17,29 +18,24 @@ from ..core.policy import ALGORITHMS, Policy, Rate, nearest
 from ..http import responses
 from . import receipts
 
+Json = dict[str, Any]
+
 # The texts of the service that the source documents describe.
 ALLOWED = "User is allowed"
 NOT_ALLOWED = "User is not allowed"
 MAX_ECHO = 100  # characters of a client's text in a message
 
 
+@dataclass(eq=False)
 class ProblemError(Exception):
     """A request that is answered by a problem; nothing was charged for it."""
 
-    def __init__(
-        self,
-        status: int,
-        detail: str,
-        headers: dict[str, str] | None = None,
-        decision: Decision | None = None,
-    ) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
-        self.headers = headers
-        self.decision = decision  # whose figures go with the problem
+    detail: str
+    status: int = 400
+    headers: dict[str, str] | None = None
+    decision: Decision | None = None  # whose figures go with the problem
 
-    def members(self) -> dict[str, Any]:
+    def members(self) -> Json:
         """Return the members of the JSON object."""
         return {
             "type": "about:blank",
@@ -52,7 +48,7 @@ class ProblemError(Exception):
 def fails_closed(decision: Decision) -> ProblemError:
     """Return the problem of a decision that was refused without Redis."""
     detail = f"Redis is unavailable, and policy {decision.policy.name!r} fails closed."
-    return ProblemError(503, detail, decision=decision)
+    return ProblemError(detail, 503, decision=decision)
 
 
 def unknown(kind: str, word: object, known: Iterable[str]) -> str:
@@ -103,7 +99,7 @@ def with_headers(response: HttpResponse, decision: Decision) -> HttpResponse:
 
 def decision_json(
     decision: Decision, caller: Caller, *, in_batch: bool = False
-) -> dict[str, Any]:
+) -> Json:
     """Return a decision, with its receipt for a caller that may refund.
 
     In a batch, policies are listed only where there are several.
@@ -114,10 +110,12 @@ def decision_json(
             {**_figures(outcome), "shadow": outcome.policy.shadow}
             for outcome in decision.outcomes
         ]
+
     if "refund" in caller.verbs:
         receipt = receipts.write(decision)
         if receipt is not None:
             answer["receipt"] = receipt
+
     return answer
 
 
@@ -127,23 +125,31 @@ def wants_text(request: HttpRequest) -> bool:
     if form is None:
         offered = ("text/plain", "application/json")
         return responses.preferred_type(request, offered) != "application/json"
+
     if form not in ("json", "text"):
-        raise ProblemError(400, "The format should be 'json' or 'text'.")
+        raise ProblemError("The format should be 'json' or 'text'.")
     return form == "text"
 
 
-def policies_json(caller: Caller) -> dict[str, Any]:
-    """Return the policies that a caller may use."""
-    config = conf.config()
-    policies = [
-        _policy_json(policy, config.algo)
-        for policy in config.policies.values()
-        if caller.may_use(policy.name)
-    ]
-    return {"policies": policies}
+def policy_json(policy: Policy) -> Json:
+    """Return the settings of a policy."""
+    answer = {
+        "name": policy.name,
+        "limit": None,  # a function of the request, where it is not fixed
+        "window": None,
+        "key": policy.key if isinstance(policy.key, str) else "key",
+        "algorithm": policy.algo or conf.config().algo,
+        "burst": policy.burst,
+        "onFailure": policy.on_failure,
+        "shadow": policy.shadow,
+    }
+    if isinstance(policy.rate, Rate):
+        answer["limit"] = policy.capacity
+        answer["window"] = policy.window
+    return answer
 
 
-def info_json() -> dict[str, Any]:
+def info_json() -> Json:
     """Return what runs here."""
     scripts = [
         {"name": script.name, "version": script.version, "sha1": script.sha}
@@ -167,7 +173,8 @@ def _decision_text(decision: Decision) -> str:
     return f"{NOT_ALLOWED}...Try after {seconds} seconds."
 
 
-def _figures(result: Decision | Outcome) -> dict[str, Any]:
+def _figures(result: Decision | Outcome) -> Json:
+    """Return what a decision and the outcome of a policy have in common."""
     is_possible = result.retry_after != math.inf
     return {
         "allowed": result.allowed,
@@ -179,18 +186,4 @@ def _figures(result: Decision | Outcome) -> dict[str, Any]:
         "resetAfter": result.reset_after,
         "ttl": result.ttl,
         "degraded": result.degraded,
-    }
-
-
-def _policy_json(policy: Policy, default_algo: str) -> dict[str, Any]:
-    is_fixed = isinstance(policy.rate, Rate)  # else it is a function of the request
-    return {
-        "name": policy.name,
-        "limit": policy.capacity if is_fixed else None,
-        "window": policy.window if is_fixed else None,
-        "key": policy.key if isinstance(policy.key, str) else "key",
-        "algorithm": policy.algo or default_algo,
-        "burst": policy.burst,
-        "onFailure": policy.on_failure,
-        "shadow": policy.shadow,
     }

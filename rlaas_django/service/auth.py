@@ -13,7 +13,9 @@ from django.views.decorators.debug import sensitive_variables
 
 from .. import conf
 from ..core.callers import Caller
+from ..http.responses import in_thread
 from .answers import ProblemError
+from .calls import Call
 
 CLOSED = (
     "This service has no callers yet: run `manage.py rlaas token new <name>` and put "
@@ -23,20 +25,28 @@ CLOSED = (
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
-def by_token(request: HttpRequest) -> Caller | None:
-    """Return the owner of a request's token; None where the site has to say."""
+async def authenticate(request: HttpRequest, verb: str, call: Call) -> Caller:
+    """Return who calls the service, if it may do this."""
     service = conf.config().service
     if not service.is_open:
-        raise ProblemError(403, CLOSED)
+        raise ProblemError(CLOSED, 403)
 
     caller = _owner(request.META.get("HTTP_AUTHORIZATION", ""))
     if caller is None and service.authenticate is None:
         detail = "Send a token of this service: 'Authorization: Bearer <token>'."
-        raise ProblemError(401, detail, CHALLENGE)
+        raise ProblemError(detail, 401, CHALLENGE)
+
+    if caller is None:
+        caller = await call(_by_site, in_thread(_by_site), request, verb)
+
+    if verb not in caller.verbs:
+        verbs = ", ".join(sorted(caller.verbs))
+        raise ProblemError(f"{caller.name!r} may not {verb!r}; it may {verbs}.", 403)
+
     return caller
 
 
-def by_site(request: HttpRequest, verb: str) -> Caller:
+def _by_site(request: HttpRequest, verb: str) -> Caller:
     """Return whom the site's own function names."""
     function: Any = conf.config().service.authenticate
     if not getattr(function, "csrf_exempt", False):
@@ -47,20 +57,14 @@ def by_site(request: HttpRequest, verb: str) -> Caller:
     caller = function(request)
 
     if caller is None:
-        raise ProblemError(401, "This request is not authenticated.", CHALLENGE)
+        raise ProblemError("This request is not authenticated.", 401, CHALLENGE)
+
     if not isinstance(caller, Caller):
         raise TypeError(
             "RATE_LIMITER['SERVICE']['AUTHENTICATE'] should return a Caller or None, "
             f"not {caller!r}."
         )
     return caller
-
-
-def require_verb(caller: Caller, verb: str) -> None:
-    """Raise a ProblemError unless the caller may do this."""
-    if verb not in caller.verbs:
-        verbs = ", ".join(sorted(caller.verbs))
-        raise ProblemError(403, f"{caller.name!r} may not {verb!r}; it may {verbs}.")
 
 
 def _check_csrf(request: HttpRequest, verb: str) -> None:
@@ -70,9 +74,9 @@ def _check_csrf(request: HttpRequest, verb: str) -> None:
     header does not, and is marked by `csrf_exempt`.
     """
     if verb == "check" and request.method in ("GET", "HEAD"):
-        raise ProblemError(403, "A GET has no protection against CSRF: check by POST.")
+        raise ProblemError("A GET has no protection against CSRF: check by POST.", 403)
     if _protected(request).status_code != 200:
-        raise ProblemError(403, "The CSRF token is missing or wrong.")
+        raise ProblemError("The CSRF token is missing or wrong.", 403)
 
 
 @csrf_protect

@@ -30,6 +30,7 @@ __all__ = ["Answer", "AsyncClient", "Client", "ServiceError"]
 PAUSE = 1.0
 MAX_THREADS = 100  # of a Client: as many as httpx keeps connections
 FAILURES = (OSError, httpx.HTTPError)  # TimeoutError is an OSError
+FAILED_CLOSED = {"allowed": False, "degraded": True, "retryAfter": PAUSE}
 CAMEL_CASE = {
     "current_count": "currentCount",
     "retry_after": "retryAfter",
@@ -79,6 +80,7 @@ class Answer:
 
         if values.get("retry_after", 0.0) is None:
             values["retry_after"] = math.inf
+
         return cls(**values)
 
 
@@ -97,12 +99,19 @@ class _BaseClient:
         self.url = url
         self.timeout = timeout
         self.on_failure = on_failure
+
         headers = {
             "Authorization": f"Bearer {token}",
             "Content-Type": "application/json",
         }
         self._options: Any = {"base_url": url, "headers": headers, "timeout": timeout}
         self._paused_until = 0.0
+
+        # What a check is answered by where the service is unavailable.
+        self._fallback: Any = {"allowed": True, "degraded": True}
+        if on_failure == "closed":
+            self._fallback = FAILED_CLOSED
+
         self._open()
 
     def check(
@@ -113,9 +122,14 @@ class _BaseClient:
         cost: int = 1,
         identity: Mapping[str, Name] | None = None,
     ) -> Any:
-        """Decide, and charge when allowed; return an Answer."""
+        """Decide, and charge when allowed; return an Answer.
+
+        >>> limits.check("alice", policy=["search", "site"], cost=3)
+        >>> limits.check(identity={"user": 42, "ip": "203.0.113.9"})
+        """
         subject = _subject(user, policy, cost, identity)
-        return self._call("check", subject, self._answer)
+
+        return self._call("check", subject, self._read_answer)
 
     def usage(
         self,
@@ -125,21 +139,26 @@ class _BaseClient:
         cost: int = 1,
         identity: Mapping[str, Name] | None = None,
     ) -> Any:
-        """Return the Answer to a check, without charging."""
+        """Return the Answer to a check, without charging.
+
+        >>> limits.usage("alice", policy="search").remaining
+        """
         subject = _subject(user, policy, cost, identity)
-        return self._call("usage", subject, self._answer)
+
+        return self._call("usage", subject, self._read_answer)
 
     def check_each(self, checks: Sequence[Mapping[str, Any]]) -> Any:
         """Decide up to 1,000 checks, each as the body of `POST check`.
 
         Return an Answer for each, or the ServiceError of one that is not valid.
+
+        >>> limits.check_each([{"userId": "alice"}, {"userId": "bob", "cost": 2}])
         """
 
         def read(body: Any) -> list[Answer | ServiceError]:
-            results = [None] * len(checks)
-            if body is not None:
-                results = body.get("results", results)
-            return [self._result(result) for result in results]
+            fallback = [self._fallback] * len(checks)
+            results = (body or {}).get("results", fallback)
+            return [_read_result(result) for result in results]
 
         return self._call("check/batch", {"checks": list(checks)}, read)
 
@@ -147,29 +166,20 @@ class _BaseClient:
         """Refund a check, once; return whether it was refunded.
 
         Raise a ServiceError where the service is unavailable.
+
+        >>> limits.refund(answer.receipt)
         """
 
         def read(body: Any) -> bool:
             if body is None or "refunded" not in body:
                 raise ServiceError("The rate limit service is unavailable.")
+
             return bool(body["refunded"])
 
         return self._call("refund", {"receipt": receipt}, read)
 
-    def _answer(self, body: Any) -> Answer:
-        if body is not None:
-            return Answer.read(body)
-        if self.on_failure == "open":
-            return Answer(True, degraded=True)
-        return Answer(False, degraded=True, retry_after=PAUSE)
-
-    def _result(self, result: Any) -> Answer | ServiceError:
-        if result and "error" in result:
-            return _error(result["error"])
-        return self._answer(result)
-
-    def _is_paused(self) -> bool:
-        return monotonic() < self._paused_until
+    def _read_answer(self, body: Any) -> Answer:
+        return Answer.read(body or self._fallback)
 
     def _pause(self, error: Exception) -> None:
         self._paused_until = monotonic() + PAUSE
@@ -193,20 +203,25 @@ class Client(_BaseClient):
 
     def _call(self, path: str, body: Any, read: ReadBody) -> Any:
         content = None
-        if not self._is_paused():
+        if monotonic() >= self._paused_until:
             try:
                 content = _read_content(self._post(path, json.dumps(body)))
             except FAILURES as error:
                 self._pause(error)
+
         return read(content)
 
     def _post(self, path: str, body: str) -> httpx.Response:
         if self._pid != os.getpid():
             self._open()  # the connections of the parent process are not ours to use
 
-        # httpx bounds each read by itself, a future the whole call.
-        response = self._threads.submit(self._http.post, path, content=body)
-        return response.result(self.timeout)
+        # httpx bounds each read by itself; a future bounds the whole call, also the
+        # resolution of the name. No request is sent once nobody waits for it.
+        future = self._threads.submit(self._http.post, path, content=body)
+        try:
+            return future.result(self.timeout)
+        finally:
+            future.cancel()
 
 
 class AsyncClient(_BaseClient):
@@ -221,11 +236,12 @@ class AsyncClient(_BaseClient):
 
     async def _call(self, path: str, body: Any, read: ReadBody) -> Any:
         content = None
-        if not self._is_paused():
+        if monotonic() >= self._paused_until:
             try:
                 content = _read_content(await self._post(path, json.dumps(body)))
             except FAILURES as error:
                 self._pause(error)
+
         return read(content)
 
     async def _post(self, path: str, body: str) -> httpx.Response:
@@ -237,6 +253,7 @@ def _subject(user: Any, policy: Any, cost: int, identity: Any) -> dict[str, Any]
     """Return the body of a check; what is not given is left out."""
     if isinstance(policy, str):
         policy = [policy]
+
     subject = {
         "userId": user,
         "identity": identity and dict(identity),
@@ -251,14 +268,25 @@ def _read_content(response: httpx.Response) -> Any:
     content_type = response.headers.get("Content-Type", "")
     if content_type.startswith("application/json"):
         return response.json()
+
     if not content_type.startswith("application/problem+json"):
         # Not an answer of the service: of a proxy, say.
         raise httpx.RemoteProtocolError(f"status {response.status_code}")
+
     if response.status_code == 503:  # a policy fails closed
-        return {"allowed": False, "degraded": True, "retryAfter": PAUSE}
+        return FAILED_CLOSED
     if response.status_code == 429:
         return None
+
     raise _error(response.json())
+
+
+def _read_result(result: Mapping[str, Any]) -> Answer | ServiceError:
+    """Return the result of one check of a batch."""
+    if "error" in result:
+        return _error(result["error"])
+
+    return Answer.read(result)
 
 
 def _error(problem: Mapping[str, Any]) -> ServiceError:

@@ -30,7 +30,7 @@ Charges = tuple[list[str], list[Any]]
 class Receipt(NamedTuple):
     """A receipt that was read."""
 
-    policies: frozenset[str]
+    policies: set[str]
     charges: list[Charges]
 
 
@@ -38,29 +38,32 @@ def write(decision: Decision) -> str | None:
     """Return the receipt of what a decision charged in Redis; None for nothing."""
     charged = []
     for receipt in decision.receipts:
-        if not isinstance(receipt[0], Check):
-            continue  # this process counted it, and no other can refund it
-        keys, words = charges(*receipt)
-        if keys:
-            charged.append((keys, words))
+        # What this process counted by itself, no other can refund.
+        if isinstance(receipt[0], Check):
+            keys, words = charges(*receipt)
+            if keys:
+                charged.append((keys, words))
 
     if not charged:
         return None
     return _signer().sign_object(charged)
 
 
-def read(text: str) -> Receipt:
-    """Return a receipt that `write` gave, in any process; ValueError for other text."""
+def read(text: Any) -> Receipt:
+    """Return a receipt that `write` gave, in any process; ValueError for any other."""
     try:
-        if len(text) > MAX_LENGTH:
+        if not isinstance(text, str) or len(text) > MAX_LENGTH:
             raise BadSignature
         charged: list[Charges] = _signer().unsign_object(text)
     except (BadSignature, ValueError):
         raise ValueError("This is not a receipt of a check.") from None
 
-    keys = [key for keys, _ in charged for key in keys]
-    counters = filter(None, map(parse_counter_key, keys))
-    return Receipt(frozenset(policy for policy, _ in counters), charged)
+    policies: set[str] = set()
+    for keys, _ in charged:
+        counters = filter(None, map(parse_counter_key, keys))
+        policies.update(policy for policy, _ in counters)
+
+    return Receipt(policies, charged)
 
 
 def refund(receipt: Receipt) -> bool:
@@ -83,15 +86,11 @@ def _refund_calls(receipt: Receipt) -> list[Call]:
     calls = []
     for keys, words in receipt.charges:
         unique, _, *charged = words
-        marker = _marker(keys[0], unique)
+        hash_tag = "".join(re.findall("{.*}", keys[0]))  # for the slot of the counters
+        marker = f"{MARKER_PREFIX}{hash_tag}{unique}"
         calls.append(refund_call([*keys, marker], [*words, _marker_ttl(charged)]))
+
     return calls
-
-
-def _marker(key: str, unique: str) -> str:
-    """Return the key of a marker, in the same slot as the key of a counter."""
-    hash_tag = "".join(re.findall("{.*}", key))
-    return f"{MARKER_PREFIX}{hash_tag}{unique}"
 
 
 def _marker_ttl(charged: list[Any]) -> int:
@@ -99,11 +98,12 @@ def _marker_ttl(charged: list[Any]) -> int:
 
     Then the windows are over, and the buckets full.
     """
-    lives: list[int] = []
+    longest = 0
     for start in range(0, len(charged), CHARGE_SIZE):
         _, limit, window, capacity, ttl, _ = charged[start : start + CHARGE_SIZE]
-        lives.append(max(ttl, math.ceil(capacity * window / limit)))
-    return max(lives)
+        longest = max(longest, ttl, math.ceil(capacity * window / limit))
+
+    return longest
 
 
 def _signer() -> Signer:

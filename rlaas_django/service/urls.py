@@ -41,6 +41,7 @@ def patterns(view: Callable[[Endpoint], Any]) -> list[URLPattern]:
     for route, endpoint in ENDPOINTS.items():
         name = route.replace("/", "-").removesuffix(".json")
         routes.append(path(route, view(endpoint), name=name))
+
     return routes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from django.db import transaction
@@ -13,15 +13,12 @@ from .. import limiter
 from ..backend import UnavailableError
 from ..core.callers import Caller
 from ..decorators import rate_limit_exempt
-from ..http.responses import in_thread
-from . import auth
 from .answers import ProblemError, fails_closed, problem_response
+from .auth import authenticate
+from .calls import Call, call_async, call_sync, run
 
 ANYBODY = Caller("anybody", frozenset())
-UNAVAILABLE = ProblemError(503, "Redis is unavailable.", {"Retry-After": "1"})
-
-# Awaits the first of two functions in a sync view, and the second in an async one.
-Call = Callable[..., Awaitable[Any]]
+UNAVAILABLE = ProblemError("Redis is unavailable.", 503, {"Retry-After": "1"})
 
 
 class Endpoint(NamedTuple):
@@ -37,8 +34,13 @@ class Endpoint(NamedTuple):
         """Return the response to a request."""
         try:
             self._require_method(request)
-            caller = await self._caller(request, call)
-            await _require_quota(caller, call)
+
+            caller = ANYBODY
+            if self.verb is not None:
+                caller = await authenticate(request, self.verb, call)
+            if caller.limit is not None:
+                await _require_quota(caller, call)
+
             response = await self.function(request, caller, call, **arguments)
         except ProblemError as problem:
             response = problem_response(problem)
@@ -52,28 +54,18 @@ class Endpoint(NamedTuple):
         return response
 
     def _require_method(self, request: HttpRequest) -> None:
+        """Raise a ProblemError for another method."""
         allowed = self.methods
         if "GET" in allowed:
             allowed = (*allowed, "HEAD")
+
         if request.method not in allowed:
             detail = f"Use {' or '.join(self.methods)}."
-            raise ProblemError(405, detail, {"Allow": ", ".join(allowed)})
-
-    async def _caller(self, request: HttpRequest, call: Call) -> Caller:
-        if self.verb is None:
-            return ANYBODY
-        caller = auth.by_token(request)
-        if caller is None:
-            by_site = auth.by_site
-            caller = await call(by_site, in_thread(by_site), request, self.verb)
-        auth.require_verb(caller, self.verb)
-        return caller
+            raise ProblemError(detail, 405, {"Allow": ", ".join(allowed)})
 
 
 async def _require_quota(caller: Caller, call: Call) -> None:
     """Raise a ProblemError where a caller is over its own limit."""
-    if caller.limit is None:
-        return
     decision = await call(
         limiter.check,
         limiter.acheck,
@@ -81,12 +73,14 @@ async def _require_quota(caller: Caller, call: Call) -> None:
         caller.limit,
         source=caller.source,
     )
+
     if decision.unavailable:
         raise fails_closed(decision)
+
     if not decision.allowed:
         name = caller.limit
         detail = f"This caller is over its own limit, {name!r}; nothing was checked."
-        raise ProblemError(429, detail, decision=decision)
+        raise ProblemError(detail, 429, decision=decision)
 
 
 def sync_view(endpoint: Endpoint) -> Callable[..., HttpResponse]:
@@ -95,8 +89,8 @@ def sync_view(endpoint: Endpoint) -> Callable[..., HttpResponse]:
     @rate_limit_exempt  # a caller may have a limit of its own
     @csrf_exempt  # `auth` checks it where no token says who calls
     @transaction.non_atomic_requests
-    def view(request: HttpRequest, **arguments: Any) -> HttpResponse:
-        return _run(endpoint.respond(request, _call_sync, **arguments))
+    def view(request: HttpRequest, **arguments: Any) -> Any:
+        return run(endpoint.respond(request, call_sync, **arguments))
 
     return view
 
@@ -107,24 +101,7 @@ def async_view(endpoint: Endpoint) -> Callable[..., Awaitable[HttpResponse]]:
     @rate_limit_exempt
     @csrf_exempt
     @transaction.non_atomic_requests
-    async def view(request: HttpRequest, **arguments: Any) -> HttpResponse:
-        return await endpoint.respond(request, _call_async, **arguments)
+    async def view(request: HttpRequest, **arguments: Any) -> Any:
+        return await endpoint.respond(request, call_async, **arguments)
 
     return view
-
-
-async def _call_sync(function: Any, _: Any, *arguments: Any, **options: Any) -> Any:
-    return function(*arguments, **options)
-
-
-async def _call_async(_: Any, function: Any, *arguments: Any, **options: Any) -> Any:
-    return await function(*arguments, **options)
-
-
-def _run(coroutine: Coroutine[Any, Any, HttpResponse]) -> HttpResponse:
-    """Return the result of a coroutine that waits for nothing: it ends at once."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    raise RuntimeError("A sync view waited for something.")

@@ -25,7 +25,7 @@ def rate_limit_clock() -> Iterator[Clock]:
 
 @pytest.fixture
 def rate_limits(rate_limit_clock: Clock) -> Clock:
-    """Empty counters, no cached refusals, and the frozen clock: `rate_limits.tick(60_000)`."""
+    """Empty counters and the frozen clock: `rate_limits.tick(60_000)`."""
     reset_all()
     return rate_limit_clock
 

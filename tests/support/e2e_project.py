@@ -119,7 +119,7 @@ urlpatterns = [
     path("default", show),
     path("api/<path:rest>", lambda request, rest: show(request)),
     path("default/failing", failing),
-    path("rlaas/", include("rlaas_django.service.urls")),
+    path("rlaas/", include(f"rlaas_django.service.{os.environ['RLAAS_TEST_SERVICE']}")),
     path("healthz", lambda request: HttpResponse("ok")),
     path("class", Page.as_view()),
     path("async/class", AsyncPage.as_view()),

@@ -1,5 +1,3 @@
-"""The system checks, by what they look at; to import this package registers them."""
+"""The system checks, by what they look at; importing this package registers them."""
 
-from . import server, settings, views
-
-__all__ = ["server", "settings", "views"]
+from . import server, settings, views  # noqa: F401

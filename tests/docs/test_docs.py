@@ -30,7 +30,9 @@ from tests.support.internals import (
 )
 
 ROOT = Path(__file__).parents[2]
-PAGES = {page.name: page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+DOCS = ROOT / "docs"
+PAGES = {"README.md": (ROOT / "README.md").read_text()}
+PAGES |= {page.relative_to(DOCS).as_posix(): page.read_text() for page in sorted(DOCS.rglob("*.md"))}
 MAKEFILE = (ROOT / "Makefile").read_text()
 CODE = "\n".join(path.read_text() for path in Path(rlaas_django.__file__).parent.rglob("*.py"))
 
@@ -174,7 +176,7 @@ def test_every_signal_is_in_the_documentation_with_its_arguments(redis_unavailab
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md"])
 def test_links_point_to_existing_files(page):
     for target in re.findall(r"\]\((?!http)([^)#]+)", PAGES[page]):
-        assert (ROOT / "docs" / target).exists(), target
+        assert (DOCS / page).parent.joinpath(target).exists(), target
 
 
 def test_the_links_of_the_readme_are_absolute_for_package_indexes_and_point_to_existing_files():

@@ -106,7 +106,7 @@ class RateLimitTestMixin:
 
 
 def embedded_redis() -> dict[str, Any]:
-    """An entry for CACHES: an empty fakeredis of this process, for sync and async alike.
+    """Return an entry for CACHES: an empty fakeredis of this process.
 
     >>> CACHES = {"default": embedded_redis()}
     """

@@ -189,8 +189,8 @@ def _policy_of_view_problems(
             f"{view.name} is limited by user under {policy.name!r}, before its "
             "framework has authenticated users: its clients are counted by IP "
             "address.",
-            "Put @rate_limit below the other decorators, next to the view of the "
-            "framework.",
+            "Put @rate_limit on the class of the view, on its methods, or below "
+            "@api_view.",
         )
 
 

@@ -15,5 +15,18 @@ class RlaasDjangoConfig(AppConfig):
         from .runtime import observers
 
         observers.add(stats.record, count=stats.count)
+        _register_background_jobs()
         strip_figures_from_cached_pages()
         logging.getLogger("django.request").addFilter(SuppressedRefusals())
+
+
+def _register_background_jobs() -> None:
+    from .limiter import networks
+    from .operators.restoring import restore_lost_overrides
+    from .runtime.background import AT_EXIT, AT_START, WHEN_STALLED, register
+    from .stats import recorder
+
+    # At once, so that overrides of networks are in force within a second.
+    register(networks.refresh, AT_START, WHEN_STALLED)
+    register(recorder.flush, WHEN_STALLED, AT_EXIT)
+    register(restore_lost_overrides)

@@ -122,6 +122,17 @@ class Problem(NamedTuple):
     hint: str | None = None
 
 
+@dataclass(slots=True)
+class Derived:
+    """What other modules make of a Config; another Config starts with none of it."""
+
+    topologies: dict[str, Any] = field(default_factory=dict)  # by the alias of a cache
+    policy_sets: dict[Any, Any] = field(default_factory=dict)  # compiled, by policies
+    limits: dict[Any, Any] = field(default_factory=dict)  # compiled, by Limits
+    rules: dict[Any, Any] = field(default_factory=dict)  # the Limits of each rule
+    refusals: Any = None  # the refusal cache
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """RATE_LIMITER, parsed and checked."""
@@ -143,12 +154,7 @@ class Config:
     response: Any
     log_lines: int
     service: Service
-    # What other modules make of these settings: connections, compiled policy sets, cached refusals. With other settings
-    # comes another Config, which starts with none of it.
-    derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
-    compiled: dict[Any, Any] = field(
-        default_factory=dict, repr=False, compare=False
-    )  # the policy sets among it
+    derived: Derived = field(default_factory=Derived, repr=False, compare=False)
     pid: int = field(default_factory=os.getpid, repr=False, compare=False)
 
     def policy(self, name: str) -> Policy:
@@ -226,16 +232,14 @@ _of_parent: list[Config] = []
 
 def _forget() -> None:
     global _latest
-    derived = (
-        []
-        if _latest is None or _latest.pid != os.getpid()
-        else [*_latest.derived.values()]
-    )
+    replaced = _latest
     _latest = None
     config.cache_clear()
-    for each in derived:
-        if hasattr(each, "close"):  # connections of the settings that were replaced
-            each.close()
+    if replaced is None or replaced.pid != os.getpid():
+        return
+
+    for topology in replaced.derived.topologies.values():
+        topology.close()
 
 
 def _reset() -> None:

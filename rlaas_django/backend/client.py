@@ -79,11 +79,12 @@ def registered_scripts(alias: str) -> dict[str, Any]:
 def topology(alias: str | None = None) -> Topology:
     """Return where the servers of a cache are; left out: of RATE_LIMITER['CACHE']."""
     config = conf.config()
-    key: Any = Topology if alias is None or alias == config.cache else (Topology, alias)
-    found: Topology | None = config.derived.get(key)
-    # Two threads may make one at the same time: it has no connections yet, and both use the first.
-    return found or config.derived.setdefault(
-        key, make_topology(alias or config.cache, config.timeout)
+    alias = alias or config.cache
+    topologies: dict[str, Topology] = config.derived.topologies
+    # Two threads may make one at the same time: it has no connections yet,
+    # and both use the first.
+    return topologies.get(alias) or topologies.setdefault(
+        alias, make_topology(alias, config.timeout)
     )
 
 

@@ -6,6 +6,8 @@ from enum import Enum
 
 from redis import exceptions
 
+from ..runtime.log import LoggedError
+
 # Replies to every command. Not OOM and MISCONF: such a server still knows who is over a limit.
 _WHOLE_SERVER = (
     exceptions.ReadOnlyError,
@@ -19,7 +21,7 @@ _WHOLE_SERVER = (
 PROGRAMMING_ERRORS = (AttributeError, NameError, TypeError)
 
 
-class UnavailableError(Exception):
+class UnavailableError(LoggedError):
     """Redis is unavailable, or replied with an error.
 
     `__cause__` is what redis-py raised; None for a call that was not sent, or that was one of a batch.

@@ -125,7 +125,7 @@ class Multiplexer:
                     found.append(
                         reply
                         if isinstance(reply, redis.ResponseError)
-                        else part.read(reply)
+                        else part.validate(reply)
                     )
                     self._is_new = False
                 results.append(found[0] if call.calls is None else found)

@@ -70,7 +70,7 @@ class Server:
                         raise reply
                     finally:
                         del reply  # or it and this frame would keep each other alive
-                result = call.read(reply)
+                result = call.validate(reply)
             else:
                 result = [_read(held, part, deadline) for part in call.calls]
         except (
@@ -199,4 +199,4 @@ def _read(held: HeldConnection, call: Call, deadline: float | None) -> Any:
         redis.ResponseError
     ) as error:  # as a connection raises it that is not redis-py's own
         return error
-    return reply if isinstance(reply, redis.ResponseError) else call.read(reply)
+    return reply if isinstance(reply, redis.ResponseError) else call.validate(reply)

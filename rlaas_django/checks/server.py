@@ -111,8 +111,8 @@ def _decide() -> None:
     """
     policies = [Policy(f"{NAME}-{algo}", "1/s", algo=algo) for algo in ALGORITHMS]
     check = limiter.plan(NAME, policies, 1)
-    decision = backend.execute(
+    reply = backend.execute(
         check.policy_set.topology, check.pack(), admin_timeout=backend.ADMIN_TIMEOUT
     )
-    limiter.refund(decision)
+    limiter.refund(check.read(reply))
     limiter.reset(NAME, policies)

@@ -128,7 +128,7 @@ def _needs_user(limits: Limits) -> bool:
     config = conf.config()
     if not config.enabled:
         return False
-    prepared: Prepared = config.derived.get(limits) or limits.prepare()
+    prepared: Prepared = config.derived.limits.get(limits) or limits.prepare()
     return prepared.needs_user or any(map(_needs_user, prepared.inner))
 
 

@@ -53,7 +53,7 @@ class Gate:
         self.prepared: Prepared | None = None
         self.inner: tuple[Limits, ...] = ()
         if config.enabled:
-            prepared: Prepared = config.derived.get(limits) or limits.prepare()
+            prepared: Prepared = config.derived.limits.get(limits) or limits.prepare()
             self.limits, self.inner, methods = (
                 prepared.limits,
                 prepared.inner,

@@ -92,7 +92,7 @@ class Limits:
         )
         user = site or any(policy.key in ("user", "user_or_ip") for policy in policies)
         compiled = compile_policies(policies) if fixed else None
-        config.derived[self] = prepared = Prepared(
+        config.derived.limits[self] = prepared = Prepared(
             first, tuple(inner), policies, compiled, user, site
         )
         return prepared
@@ -141,7 +141,10 @@ def with_limits_of_view(
     limits: Limits, view: Callable[..., Any], request: HttpRequest
 ) -> Limits:
     """Return the limits of a rule with those of the view's decorators, so that one call decides them all."""
-    every, derived = (limits, *_limits_of_view(view, request)), conf.config().derived
+    every, derived = (
+        (limits, *_limits_of_view(view, request)),
+        conf.config().derived.limits,
+    )
     if len(every) == 1:
         return limits
     return derived.get(every) or derived.setdefault(every, _join(every))  # type: ignore[no-any-return]

@@ -49,7 +49,7 @@ def _matching_rule(request: HttpRequest) -> Rule:
 
 
 def _limits(rule: Rule) -> Limits:
-    derived = conf.config().derived
+    derived = conf.config().derived.rules
     limits: Limits | None = derived.get(rule)
     if limits is None:
         limits = Limits(

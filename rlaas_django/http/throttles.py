@@ -62,7 +62,7 @@ class PolicyLimits:
     def calls_site(self) -> bool:
         """Return whether planning calls functions of the site, which may use the database."""
         return (
-            conf.config().derived.get(self._limits) or self._limits.prepare()
+            conf.config().derived.limits.get(self._limits) or self._limits.prepare()
         ).calls_site_functions
 
     def decision(self, request: Any) -> Decision | None:

@@ -207,10 +207,10 @@ def _policy_set(policy: Policy) -> CompiledPolicySet:
     config, alias = conf.config(), getattr(settings, "RATELIMIT_USE_CACHE", None)
     if alias in (None, config.cache):
         return compile_policies(policy)
-    found: CompiledPolicySet | None = config.derived.get((policy, alias))
+    found: CompiledPolicySet | None = config.derived.policy_sets.get((policy, alias))
     if found is None:
         _ = caches[alias]  # Django's own error for an unknown one
-        found = config.derived[policy, alias] = CompiledPolicySet(
+        found = config.derived.policy_sets[policy, alias] = CompiledPolicySet(
             (policy,), config, backend.topology(alias)
         )
     return found

@@ -12,8 +12,9 @@ from typing import Any
 
 from ..core.decision import Decision
 from ..limiter.policy_set import ReplyDecision
+from ..runtime import background
 from ..runtime.observers import Observation
-from . import background, recorder
+from . import recorder
 from .schema import WATCH_PERCENT
 
 __all__ = ["count", "record"]

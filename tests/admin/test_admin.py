@@ -19,7 +19,8 @@ from rlaas_django import Policy, check, peek, rate_limit
 from rlaas_django.admin import RateLimitsOfUser
 from rlaas_django.models import OperatorAction, Override
 from rlaas_django.operators import usage as panel
-from rlaas_django.stats import background, recorder
+from rlaas_django.runtime import background
+from rlaas_django.stats import recorder
 
 from tests import urls  # noqa: F401  (its view is known to the panel as soon as it is imported)
 from tests.support.internals import ALGORITHMS, identify

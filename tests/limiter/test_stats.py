@@ -15,8 +15,9 @@ from django.db import connections
 from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory, override_settings
 from rlaas_django import Policy, backend, check, rate_limit
-from rlaas_django.runtime import observers, process
-from rlaas_django.stats import background, reader, recorder, schema
+from rlaas_django.operators import restoring
+from rlaas_django.runtime import background, observers, process
+from rlaas_django.stats import reader, recorder, schema
 from rlaas_django.stats.user_agents import classify
 
 GONE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
@@ -442,7 +443,8 @@ class TestBackground:
         def flush():
             raise ValueError("odd")
 
-        monkeypatch.setattr(recorder, "flush", flush)
+        monkeypatch.setattr(background, "jobs", dict(background.jobs))
+        background.register(flush)
         background.run(20)
         send(Policy("p", "3/m", key="ip"), 2)
         (line,) = [record.getMessage() for record in caplog.records if "flush" in record.getMessage()]
@@ -452,7 +454,8 @@ class TestBackground:
         def flush():
             raise backend.UnavailableError("closed")
 
-        monkeypatch.setattr(recorder, "flush", flush)
+        monkeypatch.setattr(background, "jobs", dict(background.jobs))
+        background.register(flush)
         background.run(20)
         assert "flush failed" not in caplog.text
 
@@ -463,7 +466,7 @@ class TestBackground:
 
         monkeypatch.setattr("rlaas_django.models.Override.publish_missing", fail)
         monkeypatch.setitem(connections.settings["default"], "ENGINE", f"django.db.backends.{engine}")
-        monkeypatch.setattr(background.state, "next_comparison", 0.0)
+        monkeypatch.setattr(restoring.state, "next_comparison", 0.0)
         background.run(20)
         assert ("restore_lost_overrides failed" in caplog.text) == logged
 
@@ -514,12 +517,15 @@ class TestStalledThread:
         assert last_minutes("p").allowed == 3  # the fourth waits for another five seconds
 
     def test_a_request_does_not_query_the_database(self, monkeypatch):
-        monkeypatch.setattr(background, "restore_lost_overrides", lambda: pytest.fail("restored"))
+        monkeypatch.setattr("rlaas_django.models.Override.restore", lambda: pytest.fail("restored"))
         monkeypatch.setattr(background.state, "last_round", time.monotonic() - 60)
         send(Policy("p", "100/m", key="ip"))
         assert last_minutes("p").allowed == 2
 
     async def test_nothing_is_flushed_in_an_event_loop(self, monkeypatch):
-        monkeypatch.setattr(recorder, "flush", lambda: pytest.fail("flushed in the event loop"))
+        rounds = []
+        monkeypatch.setattr(background, "jobs", {})
+        background.register(lambda: rounds.append("in the event loop"), background.WHEN_STALLED)
         monkeypatch.setattr(background.state, "last_round", time.monotonic() - 60)
         background.wake()
+        assert not rounds

@@ -142,6 +142,5 @@ def wsgi():
 
 def asgi():
     from django.core.asgi import get_asgi_application
-    from rlaas_django.asgi import flush_on_shutdown
 
-    return flush_on_shutdown(get_asgi_application())
+    return get_asgi_application()

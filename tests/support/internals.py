@@ -66,13 +66,13 @@ from rlaas_django.replay.report import report as replay_report
 from rlaas_django.replay.sources import Log
 from rlaas_django.replay.timeline import STEPS, Timeline
 from rlaas_django.replay.usage import MEASURE
-from rlaas_django.runtime import log, observers, registry
+from rlaas_django.runtime import background, log, observers, registry
+from rlaas_django.runtime.background import run as run_background_jobs
 from rlaas_django.service import auth as service_auth
 from rlaas_django.service import receipts
 from rlaas_django.service import urls as service_urls
 from rlaas_django.service.parsing import FIELDS
-from rlaas_django.stats import background, recorder
-from rlaas_django.stats.background import run as run_background_jobs
+from rlaas_django.stats import recorder
 from rlaas_django.stats.reader import minutes as read_minutes
 from rlaas_django.stats.reader import refusals as read_refusals
 from rlaas_django.stats.reader import total
@@ -297,7 +297,9 @@ def cached_refusals() -> int:
 
 
 def unique_id() -> str:
-    return check_plan("alice", None, 1).pack().unique
+    check = check_plan("alice", None, 1)
+    check.pack()
+    return check.unique
 
 
 def pack_words(words) -> bytes:

@@ -31,6 +31,7 @@ from .settings import (
     policy_problems,
 )
 
+Route = tuple[str, Any]  # a path, and its view
 UPDATE_CACHE = "django.middleware.cache.UpdateCacheMiddleware"
 # Authentication whose user Django's own middleware already knows.
 SESSION_AUTHENTICATION = {"SessionAuthentication", "SessionAuth"}
@@ -49,6 +50,7 @@ def check_views(**_: Any) -> list[checks.CheckMessage]:
         *_definition_problems(views, config),
         *_shared_names(views),
         *_limit_problems(views, config),
+        *_views_counted_by_address(routes, views, config),
         *_cached_figures(views),
         *_service_problems(config),
     ]
@@ -62,7 +64,7 @@ def check_views(**_: Any) -> list[checks.CheckMessage]:
 # The site's URLs
 
 
-def _routes() -> list[tuple[str, Any]]:
+def _routes() -> list[Route]:
     """Return the views of the site, each with a path like those that lead to it."""
     try:
         return list(_walk(get_resolver().url_patterns, "/"))
@@ -70,9 +72,7 @@ def _routes() -> list[tuple[str, Any]]:
         return []
 
 
-def _walk(
-    patterns: Iterable[URLPattern | URLResolver], prefix: str
-) -> Iterator[tuple[str, Any]]:
+def _walk(patterns: Iterable[URLPattern | URLResolver], prefix: str) -> Iterator[Route]:
     for pattern in patterns:
         path = prefix + _example(str(pattern.pattern))
         if isinstance(pattern, URLResolver):
@@ -183,15 +183,26 @@ def _policy_of_view_problems(
             f"{view.name}, under policy {policy.name!r} ({policy.rate}): {problem}",
         )
 
-    if view.before_authentication and policy.key in BY_USER:
-        yield Problem(
-            "W013",
-            f"{view.name} is limited by user under {policy.name!r}, before its "
-            "framework has authenticated users: its clients are counted by IP "
-            "address.",
-            "Put @rate_limit on the class of the view, on its methods, or below "
-            "@api_view.",
-        )
+
+def _views_counted_by_address(
+    routes: list[Route], views: list[LimitedView], config: conf.Config
+) -> Iterator[Problem]:
+    """Report decorators by user above the authentication of a framework."""
+    by_session = {view_name(view) for _, view in routes if not _authenticators(view)}
+    for view in views:
+        if not view.before_authentication or view.name in by_session:
+            continue
+
+        for policy in _known_policies(view, config):
+            if policy.key in BY_USER:
+                yield Problem(
+                    "W013",
+                    f"{view.name} is limited by user under {policy.name!r}, before "
+                    "its framework has authenticated users: its clients are counted "
+                    "by IP address.",
+                    "Put @rate_limit on the class of the view, on its methods, or "
+                    "below @api_view.",
+                )
 
 
 def _cached_figures(views: list[LimitedView]) -> Iterator[Problem]:
@@ -209,7 +220,8 @@ def _cached_figures(views: list[LimitedView]) -> Iterator[Problem]:
             "UpdateCacheMiddleware caches pages together with their rate limit "
             "headers: they would repeat the figures of another client.",
             "Cache single views instead, by cache_page below @rate_limit; or put "
-            f"{MIDDLEWARE} above {UPDATE_CACHE} in MIDDLEWARE.",
+            f"{MIDDLEWARE} above {UPDATE_CACHE} in MIDDLEWARE, with keys that "
+            "need no user.",
         )
 
 
@@ -233,7 +245,7 @@ def _service_problems(config: conf.Config) -> Iterator[Problem]:
 
 
 def _rules_counted_by_address(
-    routes: list[tuple[str, Any]], config: conf.Config
+    routes: list[Route], config: conf.Config
 ) -> Iterator[Problem]:
     """Report rules by user above views whose framework authenticates the user."""
     reported = set()
@@ -285,7 +297,7 @@ def _without_session(authenticators: Iterable[type]) -> list[str]:
 
 
 def _charged_in_two_ways(
-    routes: list[tuple[str, Any]], views: list[LimitedView], config: conf.Config
+    routes: list[Route], views: list[LimitedView], config: conf.Config
 ) -> Iterator[Problem]:
     """Report a policy that a rule and a decorator of a view charge differently."""
     limits_by_name: defaultdict[str, list[LimitedView]] = defaultdict(list)

@@ -13,6 +13,9 @@ from django.test import override_settings
 from django.urls import path as urls_path
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.cache import cache_control
+from rest_framework.authentication import SessionAuthentication, TokenAuthentication
+from rest_framework.decorators import api_view, authentication_classes
 from rlaas_django import Policy, rate_limit
 from rlaas_django.middleware import RateLimitMiddleware
 
@@ -399,6 +402,20 @@ def test_the_default_policy_that_the_middleware_applies_without_rules_is_compare
     ((code, message),) = found()
     assert code == "W014"
     assert message.startswith("The middleware and tests.support.http.ok both apply policy 'default', with another cost")
+
+
+@pytest.mark.parametrize(
+    ("classes", "warned"),
+    [
+        ([TokenAuthentication], True),
+        ([SessionAuthentication], False),
+        ([SessionAuthentication, TokenAuthentication], True),
+    ],
+)
+def test_a_decorator_by_user_above_the_authentication_of_a_framework_is_a_warning(settings, classes, warned):
+    view = cache_control(private=True)(api_view(["GET"])(authentication_classes(classes)(lambda request: None)))
+    use_view(settings, rate_limit("5/m", key="user")(view))
+    assert [code for code, _ in found()] == ["W013"] * warned
 
 
 UPDATE, FETCH = (f"django.middleware.cache.{name}CacheMiddleware" for name in ("Update", "FetchFrom"))

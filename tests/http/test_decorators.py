@@ -256,7 +256,7 @@ def test_an_allowed_response_has_the_headers(site, clock):
         ("get:q", {"query_params": {"q": "one"}}, {"query_params": {"q": "other"}}),
         (tenant, {"headers": {"X-Tenant": "one"}}, {"headers": {"X-Tenant": "other"}}),
         (
-            "tests.support.http.test_decorators.tenant",
+            "tests.http.test_decorators.tenant",
             {"headers": {"X-Tenant": "one"}},
             {"headers": {"X-Tenant": "other"}},
         ),

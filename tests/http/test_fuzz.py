@@ -161,7 +161,7 @@ def serve(settings, configure):
     def serve_one(way):
         site = Site(way, settings)
         view = own_limit(site.view(ok))
-        site.serve({"": view, "<path:rest>": view}, middleware=["tests.support.http.test_fuzz.log_in_the_user", OURS])
+        site.serve({"": view, "<path:rest>": view}, middleware=["tests.http.test_fuzz.log_in_the_user", OURS])
 
     return serve_one
 

@@ -298,21 +298,18 @@ def _without_session(authenticators: Iterable[type]) -> list[str]:
 
 def _charged_in_two_ways(
     routes: list[Route], views: list[LimitedView], config: conf.Config
-) -> Iterator[Problem]:
+) -> Iterable[Problem]:
     """Report a policy that a rule and a decorator of a view charge differently."""
-    limits_by_name: defaultdict[str, list[LimitedView]] = defaultdict(list)
-    for limited_view in views:
-        limits_by_name[limited_view.name].append(limited_view)
-
-    names_by_path = {path: view_name(view) for path, view in routes}
-    pairs = {
-        (rule, name)
-        for path, name in names_by_path.items()
-        for rule in _rules_of_path(path, config)
-    }
-    for rule, name in sorted(pairs, key=lambda pair: pair[1]):
-        for limited_view in limits_by_name[name]:
-            yield from _compare_charges(rule, limited_view, config)
+    problems: dict[Problem, None] = {}  # once each, though a view has several paths
+    for path, view in routes:
+        name = view_name(view)
+        limits = [limited_view for limited_view in views if limited_view.name == name]
+        for rule in _rules_of_path(path, config):
+            for limited_view in limits:
+                problems.update(
+                    dict.fromkeys(_compare_charges(rule, limited_view, config))
+                )
+    return problems
 
 
 def _compare_charges(
@@ -331,8 +328,9 @@ def _compare_charges(
     where = "The middleware"
     if rule in config.rules:
         where = f"RATE_LIMITER['MIDDLEWARE'][{config.rules.index(rule)}]"
+    names = set(map(str, view.policies))
     for policy in rule.policies:
-        if policy in view.policies:
+        if policy in names:
             yield Problem(
                 "W014",
                 f"{where} and {view.name} both apply policy {policy!r}, with another "

@@ -179,6 +179,12 @@ def test_links_point_to_existing_files(page):
         assert (DOCS / page).parent.joinpath(target).exists(), target
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_the_tests_that_a_page_names_exist(page):
+    for path in re.findall(r"`(tests/[\w/]+\.\w+)`", PAGES[page]):
+        assert (ROOT / path).exists(), path
+
+
 def test_the_links_of_the_readme_are_absolute_for_package_indexes_and_point_to_existing_files():
     targets = re.findall(r"\]\(([^)]+)\)|(?:src|href)=\"([^\"]+)", PAGES["README.md"])
     for target in filter(None, itertools.chain.from_iterable(targets)):

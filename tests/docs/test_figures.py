@@ -129,6 +129,13 @@ def greatest_excess(algo: str) -> str:
     return f"{math.ceil(number(ACCURACY[OURS + algo][1]) * 10) / 10:.1f}"
 
 
+def gigabytes(algo: str) -> str:
+    """Return the memory of a million users whose limit of 1,000 is used up."""
+    size = in_bytes(OURS + algo, 1_000) / 1000
+    return f"{size:.0f} GB" if size >= 20 else f"{size:.1f} GB"
+
+
+MILLION = f"{gigabytes(ZSET)} with the ZSET, {gigabytes(COMPACT)} with the compact log"
 LOGS = f"{kilobytes(in_bytes(OURS + COMPACT, 1_000))} at 1,000 per minute, where the ZSET takes "
 LOGS += kilobytes(in_bytes(OURS + ZSET, 1_000))
 BY_REDIS_PY = f"{number(DECISIONS[f'the script of {ZSET} by redis-py'][0]):.1f}"
@@ -151,6 +158,9 @@ QUOTES = [
         r"\n(\| sliding window counter, .*?)\n",
         scale_row("sliding window counter, token bucket", COUNTER, BUCKET),
     ),
+    ("docs/sizing.md", r"\n(\| `sliding-window-algo` \(ZSET\) \|.*?)\n", memory_row(f"`{ZSET}` (ZSET)", ZSET)),
+    ("docs/sizing.md", r"\n(\| `sliding-window-compact-algo` \|.*?)\n", memory_row(f"`{COMPACT}`", COMPACT)),
+    ("docs/sizing.md", r"under `1000/m` are (.*?), and", MILLION),
     ("docs/internals/compact-log.md", r"\n(\| ZSET \|.*?)\n", memory_row("ZSET", ZSET)),
     ("docs/internals/compact-log.md", r"\n(\| compact log \|.*?)\n", memory_row("compact log", COMPACT)),
     (

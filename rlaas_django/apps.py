@@ -12,8 +12,7 @@ class RlaasDjangoConfig(AppConfig):
     verbose_name = _("Rate limits")
 
     def ready(self) -> None:
-        from . import stats
-        from .checks import server, settings  # noqa: F401  (registers the checks)
+        from . import checks, stats  # noqa: F401  (to import the checks registers them)
         from .http.refusals import SuppressedRefusals
         from .runtime import observers
 

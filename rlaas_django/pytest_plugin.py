@@ -18,7 +18,7 @@ __all__ = ["rate_limit_clock", "rate_limits", "rate_limits_disabled"]
 
 @pytest.fixture
 def rate_limit_clock() -> Iterator[Clock]:
-    """The frozen clock, at the present, for the length of a test."""
+    """Freeze the clock at the present, for the length of a test."""
     with frozen_clock() as frozen:
         yield frozen
 

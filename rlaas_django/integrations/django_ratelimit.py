@@ -217,7 +217,9 @@ def _policy_set(policy: Policy) -> CompiledPolicySet:
     if alias == config.cache:
         return compile_policies(policy)
 
-    policy_set: CompiledPolicySet | None = config.derived.policy_sets.get((policy, alias))
+    policy_set: CompiledPolicySet | None = config.derived.policy_sets.get(
+        (policy, alias)
+    )
     if policy_set is None:
         _ = caches[alias]  # Django's own error for an unknown one
         topology = backend.topology(alias)

@@ -58,7 +58,9 @@ class Status(Subcommand):
                     "latencyMs": round(state.latency_ms, 3),
                     "keys": state.keys,
                     "memory": state.rate_limit_memory,
-                    "openBreakers": [server.name for server in usage.unavailable_servers()],
+                    "openBreakers": [
+                        server.name for server in usage.unavailable_servers()
+                    ],
                     "lastHour": {name: getattr(hour, name) for name in fields},
                     "mostRefusedToday": refused,
                 }

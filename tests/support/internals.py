@@ -19,8 +19,10 @@ from rlaas_django.backend.pool import Pool
 from rlaas_django.backend.scripts import FILES as LUA_FILES
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
 from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
+from rlaas_django.checks import settings as settings_checks
+from rlaas_django.checks import views as view_checks
 from rlaas_django.checks.server import check_eviction, check_rights
-from rlaas_django.checks.settings import check_proxies, check_settings, check_shared_cache
+from rlaas_django.checks.settings import check_proxies, check_shared_cache
 from rlaas_django.conf import POLICY_OPTIONS
 from rlaas_django.core.decision import Decision, Outcome, passes, strictest
 from rlaas_django.core.keys import ENDINGS as KEY_ENDINGS
@@ -195,6 +197,11 @@ exempt_views = registry.exempt_views
 escape_for_log = log.escaped
 reset_statistics = recorder.reset
 TOPOLOGY_THREAD = "rlaas_django topology"
+
+
+def check_settings() -> list:
+    """Return what the system checks report that do not need --deploy."""
+    return [*settings_checks.check_settings(), *view_checks.check_views()]
 
 
 def redis_client(alias: str):

@@ -230,7 +230,7 @@ def replaced(**values: Any) -> Iterator[None]:
     global _latest
     before = config()
     config.cache_clear()
-    _latest = replace(before, **values, derived={}, compiled={})
+    _latest = replace(before, **values, derived=Derived())
     try:
         yield
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -25,11 +24,11 @@ from django.template.loader import render_to_string
 from django.templatetags.static import static
 from django.utils import timezone
 from django.utils.log import log_response
-from django.utils.timesince import TIME_STRINGS
 from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
 
 from ..core.decision import Decision
+from ..operators.formatting import duration_in_words
 from .headers import add_refusal_headers, whole_wait
 from .site_functions import in_thread
 
@@ -200,30 +199,10 @@ def _detail(wait: int | None) -> str:
     if wait is None:
         return _("This request asks for more than its limit can ever give.")
     if wait >= LONG_WAIT:
-        return _("Try again in %(time)s.") % {"time": in_words(wait)}
+        return _("Try again in %(time)s.") % {"time": duration_in_words(wait)}
     return ngettext(
         "Try again in %(wait)d second.", "Try again in %(wait)d seconds.", wait
     ) % {"wait": wait}
-
-
-def in_words(seconds: int) -> str:
-    """Return a long wait as `5 minutes`, `1 hour, 30 minutes` or `2 days`.
-
-    Rounded up, in Django's own translations.
-    """
-    unit = 60
-    if seconds >= 86_400:
-        unit = 3_600
-    rounded = math.ceil(seconds / unit) * unit
-    hours, minutes = divmod(rounded // 60, 60)
-
-    numbers = {"day": hours // 24, "hour": hours % 24, "minute": minutes}
-    words = [
-        TIME_STRINGS[name] % {"num": number}
-        for name, number in numbers.items()
-        if number
-    ]
-    return _(", ").join(words).replace("\xa0", " ")
 
 
 def _violated_policies(refusal: Decision) -> tuple[str, ...]:

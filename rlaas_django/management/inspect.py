@@ -14,6 +14,7 @@ from ..core.policy import DEFAULT, Policy, Rate
 from ..core.rules import Rule
 from ..models import OperatorAction, Override
 from ..operators import usage
+from ..operators.formatting import duration
 from ..operators.identities import describe
 from ..runtime import registry
 from ..stats import reader, schema
@@ -229,7 +230,7 @@ def _usage_cells(row: usage.Row) -> tuple[object, ...]:
         Styled(outcome.current_count, LEVEL_STYLES[row.level]),
         outcome.limit,
         f"{row.percent} %",
-        row.resets_in,
+        duration(outcome.reset_after),
         row.refused_today,
     )
 

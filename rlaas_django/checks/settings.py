@@ -20,12 +20,12 @@ from ..core.policy import (
     Policy,
     Rate,
 )
+from ..http.identity import BY_USER
 from ..http.site_functions import site_function
 from ..middleware import RateLimitMiddleware
 
 MIDDLEWARE = "rlaas_django.middleware.RateLimitMiddleware"
 AUTHENTICATION = "AuthenticationMiddleware"
-BY_USER = ("user", "user_or_ip")
 LARGE_LOG = 1000
 BYTES_PER_ENTRY = 120  # of a ZSET past 128 entries, as MEMORY USAGE counts
 

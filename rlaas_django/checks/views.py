@@ -17,13 +17,13 @@ from ..conf import Problem
 from ..core.policy import TOKEN_BUCKET, Policy, nearest
 from ..core.request_options import cost_problem
 from ..core.rules import Rule
+from ..http.identity import BY_USER
 from ..http.rules import EVERYTHING
 from ..http.site_functions import site_function
-from ..http.view_names import view_name
+from ..http.view_names import view_class_of, view_name
 from ..runtime import registry
 from ..runtime.registry import LimitedView
 from .settings import (
-    BY_USER,
     MIDDLEWARE,
     as_messages,
     middleware_position,
@@ -189,10 +189,12 @@ def _views_counted_by_address(
 ) -> Iterator[Problem]:
     """Report decorators by user above the authentication of a framework."""
     by_session = {view_name(view) for _, view in routes if not _authenticators(view)}
-    for view in views:
-        if not view.before_authentication or view.name in by_session:
-            continue
-
+    early = [
+        view
+        for view in views
+        if view.before_authentication and view.name not in by_session
+    ]
+    for view in (*early, *_limits_of_dispatch(routes)):
         for policy in _known_policies(view, config):
             if policy.key in BY_USER:
                 yield Problem(
@@ -203,6 +205,16 @@ def _views_counted_by_address(
                     "Put @rate_limit on the class of the view, on its methods, or "
                     "below @api_view.",
                 )
+
+
+def _limits_of_dispatch(routes: list[Route]) -> Iterator[LimitedView]:
+    """Yield what method_decorator puts on `dispatch`, around the authentication."""
+    for _, view in routes:
+        if _authenticators(view):
+            dispatch = getattr(view_class_of(view), "dispatch", None)
+            for decorator in getattr(dispatch, "rate_limited_by", ()):
+                for limits in decorator.limits():
+                    yield limits._replace(name=view_name(view))
 
 
 def _cached_figures(views: list[LimitedView]) -> Iterator[Problem]:
@@ -271,7 +283,7 @@ def _rules_counted_by_address(
 
 def _authenticators(view: Any) -> list[str]:
     """Return what a framework authenticates a view with, apart from the session."""
-    view_class: Any = getattr(view, "cls", None)
+    view_class: Any = view_class_of(view)
     if hasattr(view_class, "authentication_classes"):
         return _without_session(view_class.authentication_classes)
 

@@ -247,8 +247,7 @@ def _count(
         if result != DEGRADED:
             _watch(tally, site, at, outcome)
 
-    if not getattr(observation, "is_continued", False):
-        site.counts[minute, overall(result for _, result in results)] += number
+    site.counts[minute, overall(result for _, result in results)] += number
     refused = {outcome.identity for outcome, result in results if result == REFUSED}
     for identity in refused:
         site.add(schema.IDENTITIES, at, identity, number)

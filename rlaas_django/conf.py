@@ -7,7 +7,8 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -218,6 +219,23 @@ def config() -> Config:
             )
         log.lines_per_second = _latest.log_lines
         return _latest
+
+
+@contextmanager
+def replaced(**values: Any) -> Iterator[None]:
+    """Have some other values in force within the block.
+
+    For the replay of a log, which may use another cache and waits longer.
+    """
+    global _latest
+    before = config()
+    config.cache_clear()
+    _latest = replace(before, **values, derived=Derived())
+    try:
+        yield
+    finally:
+        _forget()
+        _latest = before
 
 
 @receiver(setting_changed)

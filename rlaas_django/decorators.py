@@ -22,6 +22,7 @@ from .core.policy import (
     Policy,
     PolicyError,
     Rate,
+    RateFunction,
     RateLike,
 )
 from .core.request_options import (
@@ -30,15 +31,15 @@ from .core.request_options import (
     cost_problem,
     parse_methods,
 )
-from .http.api_views import (
-    can_defer,
-    is_api_view,
-    runner_of,
-    runner_of_dispatch,
-    take_deferred,
+from .http.gate import aenter, enter
+from .http.limits import Limits
+from .http.view_names import (
+    owner_of,
+    policy_name,
+    view_class_of,
+    view_label,
+    view_name,
 )
-from .http.limits import Limits, decorated
-from .http.view_names import policy_name, view_label, view_name
 from .runtime import registry
 from .runtime.registry import LimitedView
 
@@ -48,22 +49,20 @@ Options = dict[str, Any]
 
 
 class RateLimitedRequest(HttpRequest):
-    """The request of a limited view, for annotations: an HttpRequest with `rate_limit`."""
+    """The request of a limited view, for annotations."""
 
     rate_limit: Decision
 
 
 @overload
-def rate_limit(rate: Callable[[HttpRequest], RateLike | None], /) -> RateLimit: ...
-@overload
 def rate_limit(view: ViewT, /) -> ViewT: ...
 @overload
 def rate_limit(
-    *limits: RateLike | Callable[[Any], RateLike | None] | Policy,
-    rate: RateLike | Callable[[Any], RateLike | None] | None = None,
+    *limits: RateLike | Policy,
+    rate: RateLike | RateFunction | None = None,
     key: str | KeyFunction | None = None,
     method: str | Iterable[str] | None = None,
-    cost: int | Callable[[Any], int] | str | None = None,
+    cost: int | Callable[[Any], int] | str = 1,
     group: str | None = None,
     label: str | None = None,
     algo: str | None = None,
@@ -77,10 +76,10 @@ def rate_limit(
 ) -> RateLimit: ...
 def rate_limit(
     *limits: Any,
-    rate: RateLike | Callable[[Any], RateLike | None] | None = None,
+    rate: Any = None,
     key: str | KeyFunction | None = None,
     method: str | Iterable[str] | None = None,
-    cost: int | Callable[[Any], int] | str | None = None,
+    cost: int | Callable[[Any], int] | str = 1,
     group: str | None = None,
     label: str | None = None,
     algo: str | None = None,
@@ -97,11 +96,11 @@ def rate_limit(
     >>> @rate_limit
     >>> @rate_limit("login")
     >>> @rate_limit("5/m", key="ip", method="POST")
-    >>> @rate_limit(rate="5/minute", key="ip")
     >>> @rate_limit("10/s", "1000/h", key="user")
-    >>> @rate_limit("5/m", key="ip", charge_when=lambda response: response.status_code == 401)
+    >>> @rate_limit(rate=rate_for_request, key="user")
+    >>> @rate_limit("5/m", key="ip", charge_when=login_failed)
     """
-    given = {
+    policy_options = {
         "key": key,
         "algo": algo,
         "burst": burst,
@@ -109,26 +108,30 @@ def rate_limit(
         "shadow": shadow or None,
         "label": label,
     }
-    options = {option: value for option, value in given.items() if value is not None}
-    applied = {
+    request_options: Options = {
         "cost": cost,
-        "methods": None if method is None else parse_methods(method),
+        "methods": None,
         "block": block,
         "response": response,
         "charge_when": charge_when,
         "charge_on_error": charge_on_error,
     }
-    if rate is not None:
-        limits = (*limits, rate if callable(rate) else Rate.parse(rate))
-    elif (
-        len(limits) == 1
-        and callable(limits[0])
-        and not options
-        and group is None
-        and applied == _DEFAULTS
-    ):
-        return _bare(limits[0])
-    return RateLimit(limits, options, group, applied)
+    if method is not None:
+        request_options["methods"] = parse_methods(method)
+
+    view = None
+    if len(limits) == 1 and callable(limits[0]):
+        view = limits[0]
+        limits = ()
+    if callable(rate):
+        limits = (*limits, rate)
+    elif rate is not None:
+        limits = (*limits, Rate.parse(rate))
+
+    decorator = RateLimit(limits, policy_options, group, request_options)
+    if view is not None:
+        return decorator(view)
+    return decorator
 
 
 def rate_limit_exempt(view: ViewT) -> ViewT:
@@ -138,58 +141,27 @@ def rate_limit_exempt(view: ViewT) -> ViewT:
     >>> def health(request): ...
     """
     exempt: Any = view
-    if not isinstance(
-        view, type
-    ):  # a function of its own, as the view may be at another URL without this decorator
-        if iscoroutinefunction(view):
-
-            @functools.wraps(view)
-            async def exempt(*args: Any, **kwargs: Any) -> Any:
-                return await view(*args, **kwargs)
-        else:
-
-            @functools.wraps(view)
-            def exempt(*args: Any, **kwargs: Any) -> Any:
-                return view(*args, **kwargs)
-
+    if not isinstance(view, type):
+        # A function of its own: the view may be at another URL without this decorator.
+        exempt = _same_view(view)
     exempt.rate_limit_exempt = True
     registry.exempt_views.add(view_name(view))
     return exempt  # type: ignore[no-any-return]
 
 
-_DEFAULTS = {
-    "cost": None,
-    "methods": None,
-    "block": True,
-    "response": None,
-    "charge_when": None,
-    "charge_on_error": True,
-}
+def _same_view(view: View) -> View:
+    if iscoroutinefunction(view):
 
+        @functools.wraps(view)
+        async def same_view(*args: Any, **kwargs: Any) -> Any:
+            return await view(*args, **kwargs)
+    else:
 
-def _bare(function: View) -> View:
-    """Return the view with the default policy, which can also be applied as `@rate_limit(rate_for)`.
+        @functools.wraps(view)
+        def same_view(*args: Any, **kwargs: Any) -> Any:
+            return view(*args, **kwargs)
 
-    Either is a function of a request, so it is taken for a view until it is called with one.
-    """
-    limited: View = RateLimit((), {}, None, _DEFAULTS)(function)
-    if isinstance(function, type) or iscoroutinefunction(function):
-        return limited
-
-    @functools.wraps(function)
-    def either(*args: Any, **kwargs: Any) -> Any:
-        if (
-            len(args) == 1
-            and not kwargs
-            and callable(args[0])
-            and not hasattr(args[0], "META")
-        ):
-            return RateLimit((function,), {}, None, _DEFAULTS)(args[0])
-        return limited(*args, **kwargs)
-
-    if limited in decorated:
-        decorated[either] = decorated[limited]
-    return either
+    return same_view
 
 
 class RateLimit:
@@ -198,178 +170,198 @@ class RateLimit:
     def __init__(
         self,
         rates: tuple[Any, ...],
-        options: Options,
+        policy_options: Options,
         group: str | None,
-        applied: Options,
+        request_options: Options,
     ) -> None:
         self.rates = tuple(map(_parse, rates)) or (DEFAULT,)
-        self.options, self.group, self.applied = options, group, applied
-        _check_options({"group": group, "label": options.get("label")}, applied)
-        conf.require_app()
-        self.views: dict[str, Limits] = {}  # by name
-        self._seen: dict[str, set[int]] = {}  # by name: the views that are called so
+        self.named = tuple(rate for rate in self.rates if _is_named(rate))
+        self.endings = _endings([rate for rate in self.rates if not _is_named(rate)])
+        self.options = {
+            option: value
+            for option, value in policy_options.items()
+            if value is not None
+        }
+        self.group = group
+        self.request_options = request_options
+        self.limits_by_view: dict[str, Limits] = {}
+        self._view_ids: dict[str, set[int]] = {}  # of the views that have a name
         self._before_authentication: set[str] = set()  # names of views
-        self.named = tuple(
-            rate for rate in self.rates if isinstance(rate, (str, Policy))
-        )
-        if (options or group) and self.named == self.rates:
-            words = " and ".join([*options, *(["group"] if group else [])])
-            given = (
-                f"{', '.join(repr(str(each)) for each in rates)} names a policy"
-                if rates
-                else "there is none"
-            )
-            raise PolicyError(
-                f"{words}: for a rate of the view's own, but {given}; {RATE_FORMS}."
-            )
-        self._provisional = self._policies(group or "view", group or "view")
+
+        conf.require_app()
+        self._check_policy_options()
+        # The view is not known yet, but what is wrong with a policy is.
+        self._unnamed_policies = self._make_policies(group or "view", group or "view")
+        self._check_request_options()
         registry.sources.add(self)
 
     def __call__(self, view: ViewT) -> ViewT:
         limits = self.limits_for(view)
-        if isinstance(view, (FunctionType, type)) or not hasattr(
-            view, "__wrapped__"
-        ):  # not anew for each request
-            made_of = getattr(
-                view, "view_class", getattr(view, "cls", view)
-            )  # as_view() makes functions of a class
-            self._seen.setdefault(view_name(view), set()).add(id(made_of))
-        if is_api_view(getattr(view, "cls", None)) and not can_defer(view):
-            self._before_authentication.add(view_name(view))
-        limited: Any = (
-            _limited_class(view, limits)
-            if isinstance(view, type)
-            else _limited_function(view, limits)
-        )
-        # For the system checks, in use as long as the view is; and for the next decorator on the same view.
+        self._note_view(view)
+
+        limited: Any
+        if isinstance(view, type):
+            limited = _limited_class(view, limits)
+        else:
+            limited = _limited_function(view, limits)
+        # For the system checks, and for the next decorator on the same view.
         limited.rate_limited_by = (*getattr(view, "rate_limited_by", ()), self)
         return limited  # type: ignore[no-any-return]
 
-    def limits(self) -> list[LimitedView]:
-        """Return the views with their policies, for the registry."""
-        if self.views:
-            seen = {} if self.group or self.named == self.rates else self._seen
-            early = self._before_authentication
-            return [
-                LimitedView(
-                    name,
-                    limits.policies,
-                    self.applied,
-                    (),
-                    frozenset(seen.get(name, ())),
-                    name in early,
-                )
-                for name, limits in self.views.items()
-            ]
-        # method_decorator shows the view with its first request.
-        unnamed = tuple(
-            each
-            for each in self._provisional
-            if isinstance(each, Policy) and each not in self.named
-        )
-        return [LimitedView("A method", self.named, self.applied, unnamed)]
-
     def limits_for(self, view: Any) -> Limits:
-        """Return the limits of a view; they are kept, because method_decorator decorates anew for each request."""
+        """Return the limits of a view.
+
+        They are kept, because method_decorator decorates anew for each request.
+        """
         name = view_name(view)
-        if name in self.views:
-            return self.views[name]
-        limits = Limits(self._policies_for(view, name), **self.applied)
-        if (
-            view.__module__ != method_decorator.__module__
-        ):  # which tries a decorator out on a function of its own
-            self.views[name] = limits
+        if name in self.limits_by_view:
+            return self.limits_by_view[name]
+
+        limits = Limits(self._policies_for(view, name), **self.request_options)
+        # method_decorator tries a decorator out on a function of its own.
+        if view.__module__ != method_decorator.__module__:
+            self.limits_by_view[name] = limits
         return limits
 
-    def _policies_for(self, view: Any, name: str) -> tuple[str | Policy, ...]:
-        """Name the rates after the view; those of a second decorator on the same view get counters of their own."""
-        if self.group:
-            return self._policies(self.group, self.group)
-        below = [
-            limits
-            for each in getattr(view, "rate_limited_by", ())
-            for limits in each.views.values()
-        ]
-        others = [
-            policy
-            for limits in below
-            for policy in limits.policies
-            if isinstance(policy, Policy)
-        ]
-        names, labels = (
-            {each.name for each in others},
-            {each.label for each in others} | {*map(str, self.named)},
-        )
-        own = [i for i, rate in enumerate(self.rates) if rate not in self.named]
-        for label in _numbered(view_label(view)):
-            policies: Any = self._policies(name, label)
-            if "label" in self.options or labels.isdisjoint(
-                policies[i].label for i in own
-            ):
-                break
-        for unused in _numbered(name):
-            policies = self._policies(unused, label)
-            if names.isdisjoint(policies[i].name for i in own):
-                break
-        return tuple(policies)
+    def limits(self) -> list[LimitedView]:
+        """Return the views with their policies, for the registry."""
+        if not self.limits_by_view:
+            # method_decorator shows the view with its first request.
+            view = LimitedView(
+                "A method",
+                self.named,
+                self.request_options,
+                unnamed=tuple(self._own_policies()),
+            )
+            return [view]
 
-    def _policies(self, name: str, label: str) -> tuple[str | Policy, ...]:
-        """Return the policies; rates are named after the view, and of several each has its window in the name."""
-        rates = [rate for rate in self.rates if not isinstance(rate, (str, Policy))]
-        policies = list(self.rates)
-        for i, rate in enumerate(self.rates):
-            if rate in rates:
-                ending = (
-                    f"{rate.window}s"
-                    if isinstance(rate, Rate)
-                    else str(rates.index(rate) + 1)
-                )
-                ending = f"-{ending}" if len(rates) > 1 else ""
-                shown = (
-                    self.options["label"] + ending
-                    if "label" in self.options
-                    else policy_name(label, ending)
-                )
-                policies[i] = Policy(
-                    policy_name(name, ending), rate, **{**self.options, "label": shown}
-                )
-        if len({str(policy) for policy in policies}) < len(policies):
+        shares_on_purpose = self.group is not None or self.named == self.rates
+        views = []
+        for name, limits in self.limits_by_view.items():
+            view_ids: Iterable[int] = ()
+            if not shares_on_purpose:
+                view_ids = self._view_ids.get(name, ())
+            view = LimitedView(
+                name,
+                limits.policies,
+                self.request_options,
+                views=frozenset(view_ids),
+                before_authentication=name in self._before_authentication,
+            )
+            views.append(view)
+        return views
+
+    def _own_policies(self) -> Iterator[Policy]:
+        """Yield the policies of rates of the view's own, before they are named."""
+        for policy in self._unnamed_policies:
+            if isinstance(policy, Policy) and policy not in self.named:
+                yield policy
+
+    def _note_view(self, view: Any) -> None:
+        """Note what the system checks ask about a view."""
+        name = view_name(view)
+        view_class = view_class_of(view)
+        # method_decorator decorates anew for each request.
+        is_new = isinstance(view, (FunctionType, type))
+        if is_new or not hasattr(view, "__wrapped__"):
+            # as_view() makes a new function of the same class.
+            made_of = view if view_class is None else view_class
+            self._view_ids.setdefault(name, set()).add(id(made_of))
+        if view_class is not None and registry.adapter_for(view_class) is not None:
+            self._before_authentication.add(name)
+
+    def _policies_for(self, view: Any, name: str) -> tuple[str | Policy, ...]:
+        """Name the rates after the view, unless they have a group.
+
+        Those of a second decorator on the same view get counters of their own.
+        """
+        if self.group:
+            return self._make_policies(self.group, self.group)
+
+        others = list(_policies_below(view))
+        labels = {policy.label for policy in others}
+        labels.update(map(str, self.named))
+        names = {policy.name for policy in others}
+        return self._make_policies(
+            self._free_name(name, names), self._free_name(view_label(view), labels)
+        )
+
+    def _free_name(self, text: str, taken: set[str]) -> str:
+        """Return text, with a number where others have the names made of it."""
+        for candidate in _numbered(text):
+            names = [policy_name(candidate, ending) for ending in self.endings]
+            if taken.isdisjoint(names):
+                break
+        return candidate
+
+    def _make_policies(self, name: str, label: str) -> tuple[str | Policy, ...]:
+        """Return the policies; of several rates each has its window in the name."""
+        policies = []
+        endings = iter(self.endings)
+        for rate in self.rates:
+            if _is_named(rate):
+                policies.append(rate)
+            else:
+                policies.append(self._own_policy(rate, name, label, next(endings)))
+
+        names = {str(policy) for policy in policies}
+        if len(names) < len(policies):
             listed = ", ".join(map(str, self.rates))
             raise PolicyError(
-                f"{listed}: two of these are the same policy, or two rates over the same window."
+                f"{listed}: two of these are the same policy, or two rates over the "
+                "same window."
             )
-        for policy in policies:
-            if isinstance(policy, Policy) and (
-                problem := cost_problem(self.applied["cost"], policy)
-            ):
-                raise PolicyError(f"{policy.rate}: {problem}")
         return tuple(policies)
 
+    def _own_policy(self, rate: Any, name: str, label: str, ending: str) -> Policy:
+        """Return the policy of a rate of the view's own."""
+        shown = policy_name(label, ending)
+        if "label" in self.options:
+            shown = self.options["label"] + ending
+        options = {**self.options, "label": shown}
+        return Policy(policy_name(name, ending), rate, **options)
 
-def _numbered(text: str) -> Iterator[str]:
-    return (
-        text if number == 1 else f"{text}-{number}" for number in itertools.count(1)
-    )
+    def _check_policy_options(self) -> None:
+        """Raise PolicyError for an option that is not text, or has no rate."""
+        texts = {"group": self.group, "label": self.options.get("label")}
+        for option, text in texts.items():
+            if not isinstance(text, str | None):
+                raise PolicyError(f"The {option} {text!r} is not text.")
 
+        options = [*self.options]
+        if self.group:
+            options.append("group")
+        if options and self.named == self.rates:
+            listed = ", ".join(repr(str(rate)) for rate in self.rates)
+            reason = f"{listed} names a policy"
+            if self.rates == (DEFAULT,):
+                reason = "there is none"
+            raise PolicyError(
+                f"{' and '.join(options)}: for a rate of the view's own, but {reason}; "
+                f"{RATE_FORMS}, or rate= a function."
+            )
 
-def _check_options(texts: Options, applied: Options) -> None:
-    """Raise PolicyError for an invalid value of an option that is not about rates."""
-    for option, text in texts.items():
-        if not isinstance(text, str | None):
-            raise PolicyError(f"The {option} {text!r} is not text.")
-    for option in ("block", "charge_on_error"):
-        if type(applied[option]) is not bool:
-            raise PolicyError(f"{option} {applied[option]!r} is not True or False.")
-    if applied["cost"] is not None:
-        check_cost(applied["cost"])
-    if applied["charge_when"] is not None:
-        check_function("charge_when", applied["charge_when"])
-    if applied["response"] is not None:
-        check_function("response", applied["response"], may_be_async=True)
+    def _check_request_options(self) -> None:
+        """Raise PolicyError for an option about requests that is not valid."""
+        options = self.request_options
+        for option in ("block", "charge_on_error"):
+            if type(options[option]) is not bool:
+                raise PolicyError(f"{option} {options[option]!r} is not True or False.")
+        if options["charge_when"] is not None:
+            check_function("charge_when", options["charge_when"])
+        if options["response"] is not None:
+            check_function("response", options["response"], may_be_async=True)
+
+        check_cost(options["cost"])
+        for policy in self._unnamed_policies:
+            if isinstance(policy, Policy):
+                problem = cost_problem(options["cost"], policy)
+                if problem is not None:
+                    raise PolicyError(f"{policy.rate}: {problem}")
 
 
 def _parse(limit: Any) -> Any:
-    """Return the name of a policy, a policy, a rate, or a function that returns one."""
+    """Return the name of a policy, a policy, a rate, or a function that gives one."""
     if isinstance(limit, Policy) or callable(limit):
         return limit
     if not isinstance(limit, str) or "/" in limit:
@@ -381,8 +373,44 @@ def _parse(limit: Any) -> Any:
     )
 
 
+def _is_named(rate: Any) -> bool:
+    return isinstance(rate, (str, Policy))
+
+
+def _endings(rates: list[Any]) -> list[str]:
+    """Return what the name of each rate's policy ends in: of several, its window."""
+    if len(rates) == 1:
+        return [""]
+    endings = []
+    for number, rate in enumerate(rates, start=1):
+        ending = f"-{number}"
+        if isinstance(rate, Rate):
+            ending = f"-{rate.window}s"
+        endings.append(ending)
+    return endings
+
+
+def _policies_below(view: Any) -> Iterator[Policy]:
+    """Yield the policies of decorators below on the same view."""
+    for decorator in getattr(view, "rate_limited_by", ()):
+        for limits in decorator.limits_by_view.values():
+            for policy in limits.policies:
+                if isinstance(policy, Policy):
+                    yield policy
+
+
+def _numbered(text: str) -> Iterator[str]:
+    yield text
+    for number in itertools.count(2):
+        yield f"{text}-{number}"
+
+
 def _limited_function(view: View, limits: Limits) -> View:
-    run = runner_of(view)
+    run = enter
+    # A method of an async class-based view may not be a coroutine function.
+    if iscoroutinefunction(view) or _is_async(owner_of(view)[0]):
+        run = aenter
+
     if iscoroutinefunction(view):
 
         @functools.wraps(view)
@@ -392,42 +420,45 @@ def _limited_function(view: View, limits: Limits) -> View:
 
         @functools.wraps(view)
         def limited(*args: Any, **kwargs: Any) -> Any:
-            request = (
-                args[0] if args and hasattr(args[0], "META") else _request(args, kwargs)
-            )
-            return run(limits, request, view, *args, **kwargs)
+            return run(limits, _request(args, kwargs), view, *args, **kwargs)
 
-    if can_defer(view):
-        take_deferred(limited)
-    elif isinstance(
-        view, FunctionType
-    ):  # not for method_decorator, which decorates anew for each request
-        decorated[limited] = limits, view
     return limited
 
 
-def _limited_class(view: type, limits: Limits) -> type:
-    dispatch = getattr(view, "dispatch", None)
+def _limited_class(view_class: type, limits: Limits) -> type:
+    adapter = registry.adapter_for(view_class)
+    if adapter is not None:
+        return adapter.limit_class(view_class, limits)  # type: ignore[no-any-return]
+
+    dispatch = getattr(view_class, "dispatch", None)
     if dispatch is None:
         raise TypeError(
-            f"@rate_limit is for views, and {view.__qualname__} is not one: it has no dispatch method."
+            f"@rate_limit is for views, and {view_class.__qualname__} is not one: it "
+            "has no dispatch method."
         )
 
     @functools.wraps(dispatch)
     def limited(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        return runner_of_dispatch(self)(
-            limits, request, dispatch, self, request, *args, **kwargs
-        )
+        run = enter
+        if _is_async(self):
+            run = aenter
+        return run(limits, request, dispatch, self, request, *args, **kwargs)
 
-    view.dispatch = limited  # type: ignore[attr-defined]
-    return view
+    view_class.dispatch = limited  # type: ignore[attr-defined]
+    return view_class
+
+
+def _is_async(view: object) -> bool:
+    """Return whether the methods of a class-based view are async."""
+    return getattr(view, "view_is_async", False)
 
 
 def _request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the request among a view's arguments, or a method's."""
-    for each in (*args[:2], kwargs.get("request")):
-        if hasattr(each, "META"):
-            return each
+    for argument in (*args[:2], kwargs.get("request")):
+        if hasattr(argument, "META"):
+            return argument
     raise TypeError(
-        "@rate_limit is for views: there is no request among the arguments."
+        "@rate_limit is for views: there is no request among the arguments. A function "
+        "that gives the rate is written as rate=."
     )

@@ -44,6 +44,7 @@ __all__ = [
     "decide",
     "peek",
     "peek_each",
+    "peek_encoded",
     "plan",
     "plan_encoded",
     "refund",
@@ -207,6 +208,15 @@ def peek(
 ) -> Decision:
     """Return what `check` would decide now. Nothing is charged, so `remaining` is what is left before the request."""
     return _decide_in_parts(plan(identity, policy, cost, charge=False))
+
+
+def peek_encoded(
+    policy_set: CompiledPolicySet, identities: tuple[str, ...], address: str = ""
+) -> Decision:
+    """As `peek`, of encoded identities, one per policy."""
+    planned = plan_encoded(policy_set, identities, 1, address)
+    planned.charge = False
+    return _decide_in_parts(planned)
 
 
 async def apeek(

@@ -1,15 +1,20 @@
-"""Lines of access logs: common and combined format, as nginx, Apache and gunicorn write them, and JSON."""
+"""Lines of access logs: the common and the combined format, and JSON.
+
+nginx, Apache and gunicorn write the first two by default.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta, timezone
+from contextlib import suppress
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-# Where a JSON line has what we need, by the names that servers and log shippers use; the first that is there counts.
+# Where a JSON line has what we need, by the names that servers and log shippers use.
+# The first field that is there counts.
 FIELDS: dict[str, tuple[str, ...]] = {
     "time": (
         "time",
@@ -25,40 +30,21 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "method": ("method", "request_method", "verb"),
     "path": ("path", "uri", "request_uri", "url"),
     "status": ("status", "status_code", "response"),
-    "request": (
-        "request",
-        "request_line",
-    ),  # the request line, where method and path are not apart
+    # The request line, where method and path are not apart.
+    "request": ("request", "request_line"),
 }
-EARLIEST, LATEST = 946_684_800_000, 253_402_300_799_000  # ms: the years 2000 to 9999
+EARLIEST = 946_684_800_000  # ms; the year 2000
+LATEST = 253_402_300_799_000  # ms; the year 9999
 MAX_NAME = 256  # characters of an address or a user's name that are kept
 
+# The least number that is in ns, µs, ms or s since the epoch, and what makes it ms.
+_SCALES = ((1e17, 1e-6), (1e14, 1e-3), (1e11, 1.0), (0.0, 1e3))
 _COMMON = re.compile(
-    r'(\S{1,256}) \S+ ([^\[]{0,256}?) ?\[([^\]]{17,32})\] "([A-Z]{1,20}) (\S+)[^"]*" (\d{3})\b'
+    r"(?P<ip>\S{1,256}) \S+ (?P<user>[^\[]{0,256}?) ?"
+    r"\[(?P<time>[^\]]{17,32})\] "
+    r'"(?P<method>[A-Z]{1,20}) (?P<path>\S+)[^"]*" '
+    r"(?P<status>\d{3})\b"
 )
-_COMMON_TIME = re.compile(
-    r"(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d):(\d\d):(\d\d)(?: ([+-])(\d\d)(\d\d))?"
-)
-_MONTHS = (
-    "Jan",
-    "Feb",
-    "Mar",
-    "Apr",
-    "May",
-    "Jun",
-    "Jul",
-    "Aug",
-    "Sep",
-    "Oct",
-    "Nov",
-    "Dec",
-)
-_SCALES = (
-    (1e17, 1e-6),
-    (1e14, 1e-3),
-    (1e11, 1.0),
-    (0.0, 1e3),
-)  # ns, µs, ms or s since the epoch, by their size
 
 
 class Request(NamedTuple):
@@ -70,138 +56,115 @@ class Request(NamedTuple):
     method: str
     path: str  # with its query
     status: int
-    more: dict[
-        str, str
-    ] = {}  # other fields of a JSON line that were mapped: `token`, `header:X-Api-Key`  # noqa: RUF012
+    # Other fields of a JSON line that were mapped: `token`, `header:X-Api-Key`.
+    more: Mapping[str, str] = {}
 
 
 class LineParser:
-    """Parses lines of any of the formats; `fields` says where JSON lines have what, such as `{"ip": "client.addr"}`."""
+    """A parser of lines of any of the formats.
+
+    `fields` says where JSON lines have what, such as `{"ip": "client.addr"}`.
+    """
 
     def __init__(self, fields: Mapping[str, str] | None = None) -> None:
-        fields = fields or {}
-        self._fields = {
-            name: (fields[name],) if name in fields else names
-            for name, names in FIELDS.items()
-        }
-        self._more = {
-            name: field for name, field in fields.items() if name not in FIELDS
-        }
+        mapped = {name: (field,) for name, field in (fields or {}).items()}
+        self._fields = {**FIELDS, **mapped}
+        self._more = mapped.keys() - FIELDS.keys()
 
     def parse(self, line: str) -> Request | None:
         """Return the request of a line, or None for a line that cannot be read."""
-        found = _COMMON.match(line)
         try:
-            if found is not None:
-                ip, user, time, method, path, status = found.groups()
-                return Request(
-                    _common_time(time),
-                    ip,
-                    "" if user == "-" else user,
-                    method,
-                    path,
-                    int(status),
-                )
+            match = _COMMON.match(line)
+            if match is not None:
+                return _make_request(match.groupdict(), match["time"], {})
             if line.lstrip().startswith("{"):
-                return self._from_json(json.loads(line))
+                return self._parse_json(json.loads(line))
         except (ValueError, TypeError, OverflowError, RecursionError):
-            return None
+            pass
         return None
 
-    def _from_json(self, entry: dict[str, Any]) -> Request | None:
-        at = parse_time(self._first(entry, "time"))
-        method, path = self._text(entry, "method"), self._text(entry, "path")
-        if not path:
-            method, _, rest = self._text(entry, "request").partition(" ")
-            path = rest.partition(" ")[0]
-        status = self._first(entry, "status")
-        more = {
-            name: str(value)[:MAX_NAME]
-            for name, field in self._more.items()
-            if (value := _field(entry, field))
-        }
-        ip, user = (
-            self._text(entry, "ip")[:MAX_NAME],
-            self._text(entry, "user")[:MAX_NAME],
-        )
-        if not (ip or user or more):
+    def _parse_json(self, entry: dict[str, Any]) -> Request | None:
+        values = {name: self._value(entry, name) for name in self._fields}
+        texts = {name: str(value) for name, value in values.items()}
+        more = {name: texts[name][:MAX_NAME] for name in self._more if texts[name]}
+        if not (texts["ip"] or texts["user"] or more):
             return None
-        return Request(
-            at,
-            ip,
-            "" if user == "-" else user,
-            method.upper(),
-            path,
-            int(status or 0),
-            more,
-        )
 
-    def _first(self, entry: dict[str, Any], name: str) -> Any:
+        if not texts["path"]:
+            texts["method"], _, rest = texts["request"].partition(" ")
+            texts["path"] = rest.partition(" ")[0]
+        return _make_request(texts, values["time"], more)
+
+    def _value(self, entry: dict[str, Any], name: str) -> Any:
+        """Return the first of the fields that is there; '' for none."""
         for field in self._fields[name]:
-            if (value := _field(entry, field)) is not None:
+            value = _field(entry, field)
+            if value is not None:
                 return value
-        return None
+        return ""
 
-    def _text(self, entry: dict[str, Any], name: str) -> str:
-        value = self._first(entry, name)
-        return "" if value is None else str(value)
+
+def _make_request(texts: dict[str, str], time: Any, more: dict[str, str]) -> Request:
+    user = texts["user"]
+    if user == "-":
+        user = ""
+    return Request(
+        parse_time(time),
+        texts["ip"][:MAX_NAME],
+        user[:MAX_NAME],
+        texts["method"].upper(),
+        texts["path"],
+        int(texts["status"] or 0),
+        more,
+    )
 
 
 def _field(entry: dict[str, Any], field: str) -> Any:
     """Return a field; `client.addr` is also one inside of another."""
-    if field in entry or "." not in field:
-        return entry.get(field)
-    found: Any = entry
+    if field in entry:
+        return entry[field]
+
+    value: Any = entry
     for name in field.split("."):
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def parse_time(value: Any) -> int:
-    """Return ms since the epoch, of a number since the epoch, an ISO 8601 time or a common log's; else ValueError."""
+    """Return a time as ms since the epoch; ValueError for what is not a time.
+
+    It is a number since the epoch, an ISO 8601 time or one of a common log.
+    """
     if isinstance(value, str):
-        if _COMMON_TIME.fullmatch(value):
-            return _common_time(value)
-        try:
-            value = float(value)
-        except ValueError:
-            time = datetime.fromisoformat(value)
-            return _checked(
-                (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000
-            )
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"no time: {value!r}")
-    return _checked(next(value * factor for least, factor in _SCALES if value >= least))
+        return _parse_text(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        for least, factor in _SCALES:
+            if value >= least:
+                return _checked(value * factor)
+    raise ValueError(f"{value!r} is not a time.")
+
+
+@lru_cache(maxsize=4096)  # most lines are of the same second as the one before
+def _parse_text(text: str) -> int:
+    with suppress(ValueError):
+        return parse_time(float(text))
+    with suppress(ValueError):
+        return _milliseconds(datetime.fromisoformat(text))
+
+    form = "%d/%b/%Y:%H:%M:%S"
+    if " " in text:
+        form += " %z"
+    return _milliseconds(datetime.strptime(text, form))
+
+
+def _milliseconds(time: datetime) -> int:
+    """Return a time as ms since the epoch; without a zone it is in UTC."""
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
+    return _checked(time.timestamp() * 1000)
 
 
 def _checked(ms: float) -> int:
     if not EARLIEST <= ms <= LATEST:
-        raise ValueError(f"no time: {ms}")
+        raise ValueError(f"{ms} is not a time of an access log.")
     return int(ms)
-
-
-# Most lines are of the same second as the one before.
-@lru_cache(maxsize=4096)
-def _common_time(text: str) -> int:
-    """Return ms since the epoch of `10/Oct/2025:13:55:36 -0700`; without a zone it is UTC."""
-    return _minute(text[:17], text[20:]) + int(text[18:20]) * 1000
-
-
-@lru_cache(maxsize=4096)
-def _minute(text: str, zone: str) -> int:
-    found = _COMMON_TIME.fullmatch(f"{text}:00{zone}")
-    if found is None:
-        raise ValueError(f"no time: {text!r}")
-    day, month, year, hour, minute, _, sign, hours, minutes = found.groups()
-    offset = timedelta(hours=int(hours or 0), minutes=int(minutes or 0)) * (
-        -1 if sign == "-" else 1
-    )
-    time = datetime(
-        int(year),
-        _MONTHS.index(month) + 1,
-        int(day),
-        int(hour),
-        int(minute),
-        tzinfo=timezone(offset),
-    )
-    return _checked(time.timestamp() * 1000)

@@ -1,63 +1,31 @@
-"""What a replay found, as plain values, and as text."""
+"""What a replay showed, as plain values."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from ..core.policy import SLIDING_WINDOW_COMPACT, Rate
-from ..management.commands._rlaas.output import (
-    Output,
-    Styled,
-    duration,
-    percent,
-    plural,
-)
-from .candidates import Candidate, Run
-from .execution import Replay
-from .shadow import ShadowLog
+from .demand import MEASURE, smallest_limit
+from .running import Candidate, Replay, Run
 from .sources import Log
 
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+# The share of the identities that have a higher peak.
+QUANTILES = {"p50": 0.5, "p90": 0.1, "p99": 0.01, "max": 0}
 
 
-def report(
-    replays: Sequence[tuple[Replay, Log | ShadowLog]], share: float
-) -> dict[str, Any]:
-    """Return what was found; `share` is the share of requests that may be refused."""
-    for replay, log in replays:
-        if isinstance(log, ShadowLog) and not log.filtered:
-            for candidate in replay.candidates:
-                candidate.add_within_limit(log.decisions - candidate.requests)
-    logs = [log for _, log in replays]
-    times = [start for replay, _ in replays for start, _ in replay.timeline.steps()]
-    ends = [
-        start + replay.timeline.width
-        for replay, _ in replays
-        for start, _ in replay.timeline.steps()
-    ]
-    samples = [
-        {"file": path, "line": number, "text": text}
-        for log in logs
-        for path, number, text in log.samples
-    ]
+def report(replay: Replay, log: Log, share: float) -> dict[str, Any]:
+    """Return the report; `share` is the share of requests that may be refused."""
     return {
-        "lines": sum(log.lines for log in logs),
-        "replayed": sum(log.lines - log.unreadable - log.filtered for log in logs),
-        "unreadable": sum(log.unreadable for log in logs),
-        "unreadable_samples": samples,
-        "filtered": sum(log.filtered for log in logs),
-        "from": _iso(min(times)) if times else None,
-        "until": _iso(max(ends)) if times else None,
+        "lines": log.lines,
+        "replayed": log.replayed,
+        "unreadable": log.unreadable,
+        "unreadable_samples": log.samples,
+        "filtered": log.filtered,
+        "from": _iso(replay.first),
+        "until": _iso(replay.last),
         "wanted_share": share,
-        "policies": [
-            _policy(candidate, share)
-            for replay, _ in replays
-            for candidate in replay.candidates
-        ],
+        "policies": [_policy(candidate, share) for candidate in replay.candidates],
     }
 
 
@@ -79,157 +47,69 @@ def _policy(candidate: Candidate, share: float) -> dict[str, Any]:
 
 
 def _run(candidate: Candidate, run: Run, share: float) -> dict[str, Any]:
-    limit, burst = _limit_for_share(candidate, run, share)
-    peaks = candidate.peaks[run.measure]
+    algorithm = str(run.policy.algo)
+    demand = candidate.demand[MEASURE[algorithm]]
+    peaks = candidate.peaks[MEASURE[algorithm]]
+    most_refused = share * candidate.requests
+    limit, burst = _suggest(run, smallest_limit(demand, share), most_refused)
     return {
-        "algorithm": run.policy.algo,
+        "algorithm": algorithm,
         "refused": run.refused,
         "refused_share": run.refused / max(1, candidate.requests),
         "identities_refused": run.refused_identities,
-        "longest_wait": run.longest_wait / 1000,
+        "longest_wait": run.longest_wait,
         "most_admitted_in_a_window": run.most_admitted,
         "peak_usage": {
-            name: peaks.quantile(quantile) for name, quantile in QUANTILES.items()
+            name: smallest_limit(peaks, above) for name, above in QUANTILES.items()
         },
         "limit_for_share": limit,
         "burst_for_share": burst,
         "worst": [
             {"identity": name, "refused": refused}
-            for refused, name in sorted(run.worst, reverse=True)
+            for refused, name in reversed(run.worst)
         ],
     }
 
 
-def _limit_for_share(
-    candidate: Candidate, run: Run, share: float
-) -> tuple[int, int | None]:
-    """Return the smallest limit that is sure to refuse at most a share, and the burst in the same proportion to it."""
-    rate, burst = run.policy.fixed_rate, run.policy.burst
-    needed, maximum = (
-        candidate.demand[run.measure].smallest_limit(share),
-        Rate.maximum(rate.window),
-    )
-    # A bucket refuses no request whose demand is within both its limit and its burst.
-    limit = needed if burst is None else max(needed, -(-needed * rate.limit // burst))
-    if run.refused <= share * candidate.requests:  # as the replay has shown
+def _suggest(run: Run, needed: int, most_refused: float) -> tuple[int, int | None]:
+    """Return the smallest limit that is sure to refuse at most so many requests.
+
+    `needed` is the demand that may not be refused. The burst of a token bucket stays
+    in the same proportion to the limit.
+    """
+    rate = run.policy.fixed_rate
+    burst = run.policy.burst
+    limit = max(1, needed)
+    if burst is not None:
+        # A bucket admits each request whose demand is within both limit and burst.
+        limit = max(limit, -(-limit * rate.limit // burst))
+    if run.refused <= most_refused:  # as the replay has shown
         limit = min(limit, rate.limit)
+
+    maximum = Rate.maximum(rate.window)
     if burst is not None:
         burst = min(-(-limit * burst // rate.limit), maximum)
     return min(limit, maximum), burst
 
 
 def _suggestion(candidate: Candidate, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return an entry for RATE_LIMITER['POLICIES']: of several algorithms, the exact one that takes little memory."""
-    chosen = next(
-        (run for run in runs if run["algorithm"] == SLIDING_WINDOW_COMPACT), runs[0]
-    )
-    rate = Rate(max(1, chosen["limit_for_share"]), candidate.policy.window)
+    """Return an entry for RATE_LIMITER['POLICIES'].
+
+    Of several algorithms it has the exact one that takes little memory.
+    """
+    by_algorithm = {run["algorithm"]: run for run in runs}
+    chosen = by_algorithm.get(SLIDING_WINDOW_COMPACT, runs[0])
     entry = {
-        "rate": str(rate),
+        "rate": str(Rate(chosen["limit_for_share"], candidate.policy.window)),
         "key": str(candidate.policy.key),
         "algo": chosen["algorithm"],
     }
-    return (
-        entry
-        if chosen["burst_for_share"] is None
-        else {**entry, "burst": chosen["burst_for_share"]}
-    )
+    if chosen["burst_for_share"] is not None:
+        entry["burst"] = chosen["burst_for_share"]
+    return entry
 
 
-def policy_entry(policy: dict[str, Any]) -> str:
-    """Return the suggestion as it is written in RATE_LIMITER['POLICIES']."""
-    name = "per-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", policy["key"])
-    return f"{json.dumps(name)}: {json.dumps(policy['suggestion'])},"
-
-
-def show(found: dict[str, Any], output: Output, seconds: float) -> None:
-    """Print a report."""
-    output.line(
-        f"Replayed {found['replayed']:,} requests, {found['from']} to {found['until']}, in {seconds:.1f} s."
-    )
-    if found["filtered"]:
-        output.line(
-            f"{found['filtered']:,} others do not match --path, --method or --status."
-        )
-    if found["unreadable"]:
-        output.line(
-            Styled(
-                f"{plural(found['unreadable'], 'line')} could not be read:", "WARNING"
-            )
-        )
-        for sample in found["unreadable_samples"]:
-            output.line(f"  {sample['file']}:{sample['line']}: {sample['text'][:100]}")
-    for policy in found["policies"]:
-        _show_policy(policy, output, found["wanted_share"])
-
-
-def _show_policy(policy: dict[str, Any], output: Output, share: float) -> None:
-    about = "about " if policy["identities_are_approximate"] else ""
-    output.line()
-    output.line(
-        Styled(policy["policy"], "MIGRATE_HEADING"),
-        f": {policy['requests']:,} requests of {about}{policy['identities']:,} identities",
-    )
-    if policy["without_identity"]:
-        output.line(
-            Styled(
-                f"{policy['without_identity']:,} requests have no identity to count by.",
-                "WARNING",
-            )
-        )
-    window = duration(policy["window"])
-    output.line()
-    output.table(
-        (
-            "algorithm",
-            *(
-                ">refused",
-                ">share",
-                ">identities",
-                ">longest wait",
-                f">most in {window}",
-            ),
-            f">limit for {percent(share)}",
-        ),
-        [
-            (
-                run["algorithm"],
-                f"{run['refused']:,}",
-                Styled(
-                    percent(run["refused_share"]),
-                    "WARNING" if run["refused_share"] > share else "SUCCESS",
-                ),
-                f"{run['identities_refused']:,}",
-                duration(run["longest_wait"]),
-                f"{run['most_admitted_in_a_window']:,}",
-                f"{run['limit_for_share']:,}",
-            )
-            for run in policy["algorithms"]
-        ],
-    )
-    output.line()
-    output.table(
-        (f"requests of an identity in {window}", *(f">{name}" for name in QUANTILES)),
-        [
-            (run["algorithm"], *(f"{run['peak_usage'][name]:,}" for name in QUANTILES))
-            for run in policy["algorithms"]
-        ],
-    )
-    _show_worst(policy, output)
-    output.line()
-    output.line(
-        f"To refuse at most {percent(share)} of the requests, as an entry of RATE_LIMITER['POLICIES']:"
-    )
-    output.line(f"  {policy_entry(policy)}")
-
-
-def _show_worst(policy: dict[str, Any], output: Output) -> None:
-    worst = max(policy["algorithms"], key=lambda run: run["refused"])
-    if worst["worst"]:
-        output.line()
-        rows = [(each["identity"], f"{each['refused']:,}") for each in worst["worst"]]
-        output.table((f"worst under {worst['algorithm']}", ">refused"), rows)
-
-
-def _iso(ms: int) -> str:
+def _iso(ms: int | None) -> str | None:
+    if ms is None:
+        return None
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat()

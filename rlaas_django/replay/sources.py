@@ -1,4 +1,4 @@
-"""Where log lines come from: files, compressed ones too, and standard input, in the order of time."""
+"""Where log lines come from: files, also compressed ones, and standard input."""
 
 from __future__ import annotations
 
@@ -7,105 +7,134 @@ import heapq
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
-from operator import itemgetter
+from operator import attrgetter
 from typing import IO, Any
 
+from ..core.rules import Rule
 from .log_lines import LineParser, Request
 
 STDIN = "-"
 CHUNK = 1 << 20  # bytes that are read at once
 MAX_LINE = 1 << 16  # bytes of a line that are kept while its end is not read yet
-SORTED_TOGETHER = 4096  # requests; servers log a request when it ends, so lines are a little out of order
+# Servers log a request when it ends, so lines are a little out of order.
+SORTED_TOGETHER = 4096  # requests
 SAMPLES = 5  # lines that cannot be read, to show
+MAX_SAMPLE = 200  # characters of such a line
+
+_by_time = attrgetter("at")
+
+
+class Filter:
+    """Which requests of a log are replayed; paths match as in middleware rules."""
+
+    def __init__(
+        self,
+        paths: Collection[str] = (),
+        methods: frozenset[str] | None = None,
+        statuses: Collection[int] = (),
+    ) -> None:
+        # Without a path, one that all paths are below.
+        self._rules = [Rule(path, None, methods, ()) for path in paths or ["/"]]
+        self._statuses = statuses
+
+    def matches(self, request: Request) -> bool:
+        """Return whether a request is replayed."""
+        if self._statuses and request.status not in self._statuses:
+            return False
+        path = request.path.partition("?")[0]
+        return any(rule.matches(path, request.method) for rule in self._rules)
 
 
 class Log:
-    """Some files as one log."""
+    """Some files as one log, in the order of time. A context manager, which closes."""
 
     def __init__(
-        self, paths: Sequence[str], parser: LineParser, keep: Callable[[Request], bool]
+        self, paths: Sequence[str], parser: LineParser, request_filter: Filter
     ) -> None:
-        self._line_parser, self._keep = parser, keep
-        self._files: list[tuple[str, IO[bytes]]] = []
-        self.lines = self.filtered = self.unreadable = 0
-        self.samples: list[tuple[str, int, str]] = []  # file, line number, text
-        self.size: int | None = 0  # bytes; None for standard input
+        self._parser = parser
+        self._filter = request_filter
+        self._files: dict[str, IO[bytes]] = {}
+        self.replayed = 0
+        self.filtered = 0
+        self.unreadable = 0
+        self.samples: list[dict[str, Any]] = []
         for path in paths:
-            file = sys.stdin.buffer if path == STDIN else open(path, "rb")  # noqa: SIM115  (closed by `__exit__`)
-            self._files.append((path, file))
-            is_file = path != STDIN and os.path.isfile(path)
-            self.size = (
-                self.size + os.path.getsize(path)
-                if is_file and self.size is not None
-                else None
-            )
+            if path == STDIN:
+                self._files[path] = sys.stdin.buffer
+            else:
+                self._files[path] = open(path, "rb")  # noqa: SIM115  (`__exit__`)
 
-    @property
-    def share_read(self) -> float | None:
-        """Which share of the files was read; None where nobody knows."""
-        if not self.size:
-            return None
-        return sum(file.tell() for _, file in self._files) / self.size
+        self._size = 0  # bytes; 0 where it is not known, as of a pipe
+        if all(map(os.path.isfile, paths)):
+            self._size = sum(map(os.path.getsize, paths))
 
     def __enter__(self) -> Log:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for path, file in self._files:
+        for path, file in self._files.items():
             if path != STDIN:
                 file.close()
 
+    @property
+    def lines(self) -> int:
+        """How many lines were read; blank ones do not count."""
+        return self.replayed + self.filtered + self.unreadable
+
+    @property
+    def share_read(self) -> float | None:
+        """Which share of the files was read; None where it is not known."""
+        if not self._size:
+            return None
+        return sum(file.tell() for file in self._files.values()) / self._size
+
     def batches(self) -> Iterator[list[Request]]:
-        """Yield the requests, sorted by time within a batch; files are merged by time."""
-        streams = [self._requests(path, file) for path, file in self._files]
-        merged: Iterator[Request] = (
-            streams[0]
-            if len(streams) == 1
-            else heapq.merge(*streams, key=itemgetter(0))
-        )
-        while batch := list(islice(merged, SORTED_TOGETHER)):
-            batch.sort(key=itemgetter(0))
+        """Yield the requests, sorted by time within a batch; files are merged."""
+        streams = [self._requests(path, file) for path, file in self._files.items()]
+        merged = heapq.merge(*streams, key=_by_time)
+        while batch := sorted(islice(merged, SORTED_TOGETHER), key=_by_time):
             yield batch
 
     def _requests(self, path: str, file: IO[bytes]) -> Iterator[Request]:
-        parse, keep, number = self._line_parser.parse, self._keep, 0
+        number = 0
         try:
             for number, line in enumerate(_lines(file), 1):
-                request = parse(line)
+                request = self._parser.parse(line)
                 if request is None:
-                    if line and not line.isspace():
-                        self.lines += 1
-                        self._add_unreadable(path, number, line)
-                    continue
-                self.lines += 1
-                if keep(request):
+                    self._add_unreadable(path, number, line)
+                elif self._filter.matches(request):
+                    self.replayed += 1
                     yield request
                 else:
                     self.filtered += 1
-        except (
-            OSError,
-            EOFError,
-            zlib.error,
-        ) as error:  # a compressed file that is cut off
+        except (OSError, EOFError, zlib.error) as error:
+            # Of a compressed file that is cut off.
             self._add_unreadable(path, number + 1, str(error))
 
-    def _add_unreadable(self, path: str, number: int, line: str) -> None:
+    def _add_unreadable(self, path: str, number: int, text: str) -> None:
+        if not text.strip():
+            return
         self.unreadable += 1
         if len(self.samples) < SAMPLES:
-            self.samples.append((path, number, line[:200]))
+            text = text[:MAX_SAMPLE]
+            self.samples.append({"file": path, "line": number, "text": text})
 
 
 def _lines(file: Any) -> Iterator[str]:
-    """Yield the lines of a file, which may be compressed; of a very long line, the beginning and the end."""
-    stream: Any = (
-        gzip.GzipFile(fileobj=file) if file.peek(2).startswith(b"\x1f\x8b") else file
-    )
+    """Yield the lines of a file, which may be compressed.
+
+    Of a very long line, the beginning and the end are kept.
+    """
+    stream = file
+    if file.peek(2).startswith(b"\x1f\x8b"):
+        stream = gzip.GzipFile(fileobj=file)
+
     rest = b""
     while chunk := stream.read(CHUNK):
-        data, _, end = (rest + chunk).rpartition(b"\n")
-        rest = end[:MAX_LINE]
+        data, _, rest = (rest + chunk).rpartition(b"\n")
+        rest = rest[:MAX_LINE]
         if data:
             yield from data.decode("utf-8", "backslashreplace").split("\n")
     if rest:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from ..core.policy import Policy
@@ -43,19 +44,22 @@ exempt_views: set[str] = set()
 refundable: set[str] = set()
 
 # What limits classes of other frameworks, by what recognises such a class.
-_adapters: dict[Callable[[type], bool], Any] = {}
+_adapters: dict[Callable[[type], bool], str] = {}
 
 
-def register_adapter(matches: Callable[[type], bool], adapter: Any) -> None:
-    """Have the classes of another framework that match limited by an adapter."""
-    _adapters[matches] = adapter
+def register_adapter(matches: Callable[[type], bool], module: str) -> None:
+    """Have the classes of another framework that match limited by a module.
+
+    It has a function `limit_class(view_class, limits)`.
+    """
+    _adapters[matches] = module
 
 
-def adapter_for(cls: type) -> Any | None:
-    """Return the adapter for a class; None for a class of no other framework."""
-    for matches, adapter in _adapters.items():
-        if matches(cls):
-            return adapter
+def adapter_for(view_class: type) -> Any | None:
+    """Return the module for a class; None for a class of no other framework."""
+    for matches, module in _adapters.items():
+        if matches(view_class):
+            return import_module(module)
     return None
 
 

@@ -47,10 +47,13 @@ def test_replay_counts_on_every_server_and_leaves_no_key(cluster, tmp_path):
     assert cluster.scan("rlaas:*") == []
 
 
-def test_plan_measures_and_leaves_no_key(cluster):
-    found = run("plan", "--users", "1000", "--rate", "5/m", "--algo", "fixed window", "-v0")
-    assert 60 < found["algorithms"][0]["bytes_per_identity"] < 400
-    assert cluster.scan("rlaas:*") == []
+@pytest.mark.usefixtures("no_views")
+def test_memory_measures_keys_of_every_server(cluster):
+    for n in range(60):
+        check(f"user-{n}")
+    found = run("memory")
+    assert found["sampled"] == 60
+    assert [row["keys"] for row in found["policies"]] == [60]
 
 
 def test_scripts_are_loaded_on_every_server(cluster):

@@ -21,7 +21,6 @@ FILES = (
     "example_project/views.py",
     "benchmarks/ours.py",
     "benchmarks/counted.py",
-    "rlaas_django/templates/rlaas_django/replay.html",
 )
 
 

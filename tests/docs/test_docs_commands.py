@@ -45,7 +45,7 @@ def shell_commands(text: str) -> list[str]:
 
 PAGES = {
     page.name: commands
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
     if page.name != "tutorial.md" and (commands := shell_commands(page.read_text("utf-8")))
 }
 
@@ -89,11 +89,7 @@ def test_the_table_of_policies(configure):
     shown_in("commands.md", "rlaas policies search", rlaas("policies", "search").out)
 
 
-@pytest.mark.parametrize(
-    "page",
-    # `rlaas plan` measures for some seconds.
-    [pytest.param(page, marks=pytest.mark.slow) if page == "sizing.md" else page for page in PAGES],
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_the_shell_commands_of_a_page_run(page, configure, settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_log(tmp_path / "access.log")

@@ -173,7 +173,7 @@ def test_32_parallel_wrong_passwords_are_tried_3_times(login_site, settings, wit
         with_allauth()
     route, make, where, field, content_type = VIEWS[view]
     configure(POLICIES={**POLICIES, "login_name": {**POLICIES["login_name"], "key": f"post:{field}"}})
-    settings.AUTHENTICATION_BACKENDS = ["tests.support.http.test_login.WaitingBackend"]
+    settings.AUTHENTICATION_BACKENDS = ["tests.http.test_login.WaitingBackend"]
     login_site.serve({route: make()}, middleware)
     options = {} if content_type is None else {"content_type": content_type}
     WaitingBackend.expect()
@@ -243,7 +243,7 @@ class OneBackend(BaseBackend):
 
 @pytest.fixture
 def _one_backend(settings):
-    settings.AUTHENTICATION_BACKENDS = ["tests.support.http.test_login.OneBackend"]
+    settings.AUTHENTICATION_BACKENDS = ["tests.http.test_login.OneBackend"]
 
 
 one_backend = pytest.mark.usefixtures("_one_backend")
@@ -360,7 +360,7 @@ def statuses_of(site, *status, method="get"):
 
 
 @both_ways
-@pytest.mark.parametrize("charge_when", [refused_password, "tests.support.http.test_login.refused_password"])
+@pytest.mark.parametrize("charge_when", [refused_password, "tests.http.test_login.refused_password"])
 @pytest.mark.parametrize(("place", "use"), [("policy", "rule"), ("policy", "decorator"), ("rule", "rule")])
 def test_charge_when_of_a_policy_or_a_rule(site, configure, charge_when, place, use):
     options = {"charge_when": charge_when}
@@ -374,7 +374,7 @@ def test_charge_when_of_a_policy_or_a_rule(site, configure, charge_when, place, 
 
 
 @both_ways
-@pytest.mark.parametrize("cost", [2, two, "tests.support.http.test_login.two"])
+@pytest.mark.parametrize("cost", [2, two, "tests.http.test_login.two"])
 @pytest.mark.parametrize("place", ["policy", "rule"])
 def test_the_cost_of_a_policy_or_a_rule(site, configure, cost, place):
     options = {"cost": cost}

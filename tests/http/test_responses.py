@@ -338,9 +338,7 @@ async def aown(request, decision):
 
 
 @both_ways
-@pytest.mark.parametrize(
-    "response", [own, aown, "tests.support.http.test_responses.own", "tests.support.http.test_responses.aown"]
-)
+@pytest.mark.parametrize("response", [own, aown, "tests.http.test_responses.own", "tests.http.test_responses.aown"])
 @pytest.mark.parametrize("middleware", [[], [OURS]])
 def test_the_setting_response_is_the_body_and_gets_the_headers(site, configure, clock, response, middleware):
     site.own_body = True

@@ -88,7 +88,7 @@ def test_a_bare_decorator_is_decided_with_the_rule(own, site):
         pytest.param(rate_limit(OWN, charge_on_error=False), id="charge_on_error"),
         pytest.param(rate_limit(OWN, response=lambda request, decision: HttpResponse("later")), id="response"),
         pytest.param(rate_limit("2/h", key=lambda request: "x", group="by-function"), id="a function as key"),
-        pytest.param(rate_limit(lambda request: "2/h", group="by-rate"), id="a function as rate"),
+        pytest.param(rate_limit(rate=lambda request: "2/h", group="by-rate"), id="a function as rate"),
         pytest.param(method_decorator(rate_limit(OWN), name="dispatch"), id="a class"),
     ],
 )

@@ -19,8 +19,10 @@ from rlaas_django.backend.pool import Pool
 from rlaas_django.backend.scripts import FILES as LUA_FILES
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
 from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
+from rlaas_django.checks import settings as settings_checks
+from rlaas_django.checks import views as view_checks
 from rlaas_django.checks.server import check_eviction, check_rights
-from rlaas_django.checks.settings import check_proxies, check_settings, check_shared_cache
+from rlaas_django.checks.settings import check_proxies, check_shared_cache
 from rlaas_django.conf import POLICY_OPTIONS
 from rlaas_django.core.decision import Decision, Outcome, passes, strictest
 from rlaas_django.core.keys import ENDINGS as KEY_ENDINGS
@@ -41,29 +43,28 @@ from rlaas_django.core.policy import (
 )
 from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
 from rlaas_django.core.text import fold
-from rlaas_django.http import responses
+from rlaas_django.http import headers as header_module  # the one that names headers
 from rlaas_django.http import rules as http_rules
-from rlaas_django.http.identity import client_address
-from rlaas_django.http.responses import whole_seconds
+from rlaas_django.http.headers import whole_seconds
+from rlaas_django.http.proxies import client_address
 from rlaas_django.limiter import acheck_each, check_each, networks, overrides, refund_units, refusal_cache
 from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
 from rlaas_django.limiter.policy_set import Check, CompiledPolicySet, compile_policies
 from rlaas_django.limiter.policy_set import plan as check_plan
-from rlaas_django.management.commands._rlaas import SUBCOMMANDS, diagnosis
-from rlaas_django.management.commands._rlaas.output import Output as CommandOutput
-from rlaas_django.management.commands._rlaas.output import Styled
-from rlaas_django.management.commands._rlaas.plan import PREFERRED, REASONS
-from rlaas_django.management.commands._rlaas.plan import predict as predict_memory
+from rlaas_django.management import diagnosis
+from rlaas_django.management.commands.rlaas import SUBCOMMANDS
 from rlaas_django.management.commands.rlaas import Command as RlaasCommand
-from rlaas_django.replay.execution import Replay
+from rlaas_django.management.output import Output as CommandOutput
+from rlaas_django.management.output import Styled
+from rlaas_django.replay.demand import MEASURE
 from rlaas_django.replay.log_lines import LineParser, parse_time
 from rlaas_django.replay.log_lines import Request as LogRequest
 from rlaas_django.replay.policies import parse_policy
 from rlaas_django.replay.report import report as replay_report
+from rlaas_django.replay.running import Replay
+from rlaas_django.replay.sources import Filter as LogFilter
 from rlaas_django.replay.sources import Log
-from rlaas_django.replay.timeline import STEPS, Timeline
-from rlaas_django.replay.usage import MEASURE
 from rlaas_django.runtime import background, log, observers, registry
 from rlaas_django.runtime.background import run as run_background_jobs
 from rlaas_django.service import auth as service_auth
@@ -76,6 +77,7 @@ from rlaas_django.stats.reader import refusals as read_refusals
 from rlaas_django.stats.reader import total
 from rlaas_django.stats.reader import totals as statistics_totals
 from rlaas_django.stats.recorder import flush as flush_statistics
+from rlaas_django.stats.schema import SITE as SITE_STATISTICS
 
 __all__ = [
     "ALGORITHMS",
@@ -88,10 +90,10 @@ __all__ = [
     "POLICY_OPTIONS",
     "RULE_OPTIONS",
     "SCRIPTS",
+    "SITE_STATISTICS",
     "SLIDING_WINDOW",
     "SLIDING_WINDOW_COMPACT",
     "SLIDING_WINDOW_COUNTER",
-    "STEPS",
     "SUBCOMMANDS",
     "TOKEN_BUCKET",
     "TOPOLOGY_THREAD",
@@ -109,6 +111,7 @@ __all__ = [
     "LocalLimiter",
     "LocalReply",
     "Log",
+    "LogFilter",
     "LogRequest",
     "NextAttempt",
     "Outcome",
@@ -120,7 +123,6 @@ __all__ = [
     "RlaasCommand",
     "SentinelTopology",
     "Styled",
-    "Timeline",
     "UnavailableError",
     "acheck_each",
     "algorithm_tables",
@@ -167,7 +169,6 @@ __all__ = [
     "passes",
     "paused_background",
     "pool_module",
-    "predict_memory",
     "read_minutes",
     "read_refusals",
     "receipts",
@@ -194,9 +195,13 @@ __all__ = [
 DEFAULTS = conf.DEFAULTS
 exempt_views = registry.exempt_views
 escape_for_log = log.escaped
-header_module = responses  # the one that names headers
 reset_statistics = recorder.reset
 TOPOLOGY_THREAD = "rlaas_django topology"
+
+
+def check_settings() -> list:
+    """Return what the system checks report that do not need --deploy."""
+    return [*settings_checks.check_settings(), *view_checks.check_views()]
 
 
 def redis_client(alias: str):
@@ -258,8 +263,6 @@ def algorithm_tables() -> dict:
     return {
         "ENDINGS": KEY_ENDINGS,
         "FILES": LUA_FILES,
-        "PREFERRED": PREFERRED,
-        "REASONS": REASONS,
         "MEASURE": MEASURE,
         "ALGORITHM_NAMES": ALGORITHM_NAMES,
     }

@@ -124,8 +124,8 @@ def many(request: HttpRequest) -> HttpResponse:
 
 
 @rate_limit(rate=rate_of, key="user", method=["POST", "PUT"], charge_when=failed, response=later)
-@rate_limit(rate_of)
-@rate_limit(rate_of, key="ip", cost=lambda request: 1, response=alater, group="g", label="l")
+@rate_limit(rate=rate_of)
+@rate_limit(rate=rate_of, key="ip", cost=lambda request: 1, response=alater, group="g", label="l")
 @rate_limit(rate="5/minute", algo="token-bucket-algo", burst=9, charge_when="rlaas_django.login_failed")
 def functions(request: HttpRequest) -> HttpResponse:
     return HttpResponse()

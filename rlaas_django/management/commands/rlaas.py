@@ -1,9 +1,13 @@
-"""manage.py rlaas: commands for operators."""
+"""manage.py rlaas: commands for operators.
+
+The subcommands are in the modules of `rlaas_django.management`, by family.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from typing import Any
 
@@ -13,62 +17,96 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from ... import backend
 from ...core.policy import PolicyError, nearest
 from ...core.text import printable
-from ._rlaas import SUBCOMMANDS
-from ._rlaas.output import Output
-from ._rlaas.parser import SubcommandParser, add_common_arguments
+from .. import doctor, inspect, memory, overrides, replay, scripts
+from ..output import Output
+from ..subcommands import Subcommand
 
 INTERRUPTED = 130  # the exit code of a shell after Ctrl-C
+SUBCOMMANDS: dict[str, Subcommand] = {
+    "status": inspect.Status(),
+    "policies": inspect.Policies(),
+    "show": inspect.Show(),
+    "top": inspect.Top(),
+    "watch": inspect.Watch(),
+    "reset": overrides.Reset(),
+    "block": overrides.Block(),
+    "exempt": overrides.Exempt(),
+    "limit": overrides.Limit(),
+    "end": overrides.End(),
+    "overrides": overrides.List(),
+    "history": inspect.History(),
+    "scripts": scripts.Scripts(),
+    "doctor": doctor.Doctor(),
+    "memory": memory.Memory(),
+    "replay": replay.Replay(),
+    "token": scripts.Token(),
+    "restore": overrides.Restore(),
+}
+
+
+class SubcommandParser(CommandParser):
+    """A parser that names the nearest option on a typo."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and exit on an argument that is not known."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = re.findall(r"--[\w-]+", self.format_usage())
+            word = unknown[0].partition("=")[0]
+            self.error(f"there is no argument {word!r}{nearest(word, options)}")
+        return known, unknown
 
 
 class Command(BaseCommand):
     """Dispatch to a subcommand."""
 
-    help = "Operate rate limits, diagnose them, and find the right limit before enforcing it."
-    requires_system_checks = ()  # `doctor` says what is wrong, and the others must run meanwhile
+    help = (
+        "Operate rate limits, diagnose them, and find the right limit before "
+        "enforcing it."
+    )
+    # `doctor` says what is wrong, and the others must run meanwhile.
+    requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the subcommands."""
-        commands = parser.add_subparsers(
+        parsers = parser.add_subparsers(
             dest="command",
             required=True,
             metavar="command",
             parser_class=SubcommandParser,
         )
         for name, subcommand in SUBCOMMANDS.items():
-            added = commands.add_parser(
+            subparser = parsers.add_parser(
                 name,
-                help=subcommand.HELP,
-                description=subcommand.HELP,
-                epilog=f"Example:\n  {subcommand.EXAMPLE}",
+                help=subcommand.help,
+                description=subcommand.help,
+                epilog=f"Example:\n  {subcommand.example}",
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
-            subcommand.add_arguments(added)
-            add_common_arguments(added)
+            subcommand.add_arguments(subparser)
+            add_common_arguments(subparser)
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Name the nearest subcommand on a typo."""
-        name = argv[2] if len(argv) > 2 else ""
-        if name and not name.startswith("-") and name not in SUBCOMMANDS:
-            self.stderr.write(
-                f"There is no subcommand {printable(name)!r}{nearest(name, SUBCOMMANDS)}"
-            )
-            self.stderr.write(f"The subcommands are {', '.join(SUBCOMMANDS)}.")
-            sys.exit(2)
+        for name in argv[2:3]:
+            if not name.startswith("-") and name not in SUBCOMMANDS:
+                hint = nearest(name, SUBCOMMANDS)
+                self.stderr.write(
+                    f"There is no subcommand {printable(name)!r}{hint}\n"
+                    f"The subcommands are {', '.join(SUBCOMMANDS)}."
+                )
+                sys.exit(2)
         super().run_from_argv(argv)
 
     def handle(self, *_: Any, **options: Any) -> None:
         """Run the subcommand, and exit with its code."""
-        colours = self.stdout.isatty() or options["force_color"]
-        output = Output(
-            self.stdout,
-            self.stderr,
-            self.style if colours else None,
-            as_json=options["json"],
-        )
+        style = None
+        if self.stdout.isatty() or options["force_color"]:
+            style = self.style
+        output = Output(self.stdout, self.stderr, style, as_json=options["json"])
+        subcommand = SUBCOMMANDS[options["command"]]
         try:
-            code = SUBCOMMANDS[options["command"]].run(
-                argparse.Namespace(**options), output
-            )
+            code = subcommand.run(argparse.Namespace(**options), output)
         except backend.UnavailableError as error:
             raise CommandError(
                 f"Redis is unavailable: {printable(str(error))}"
@@ -78,9 +116,22 @@ class Command(BaseCommand):
         except KeyboardInterrupt:
             code = INTERRUPTED
         except BrokenPipeError:  # `rlaas top | head -1`
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-            )  # for Python's own flush at exit
+            # Python flushes standard output once more at the exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 1
         if code:
             sys.exit(code)
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --json, and Django's own options: people type `rlaas status --no-color`.
+
+    They have no defaults, which would replace what was given before the subcommand.
+    """
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    for option in ("--traceback", "--no-color", "--force-color"):
+        parser.add_argument(option, action="store_true", **hidden)
+    for option in ("--settings", "--pythonpath"):
+        parser.add_argument(option, **hidden)
+    parser.add_argument("-v", "--verbosity", type=int, choices=range(4), **hidden)

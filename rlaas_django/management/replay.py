@@ -1,0 +1,249 @@
+"""manage.py rlaas replay: what a limit would have refused, by an access log."""
+
+from __future__ import annotations
+
+import json
+import re
+from argparse import ArgumentTypeError, Namespace
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from .. import conf
+from ..core.keys import key_kind
+from ..core.policy import ALGORITHMS, Policy, PolicyError
+from ..core.request_options import parse_methods
+from ..operators.formatting import duration
+from ..replay.log_lines import FIELDS, LineParser
+from ..replay.policies import FORM, parse_algorithm, parse_policy
+from ..replay.report import QUANTILES, report
+from ..replay.running import Replay as LogReplay
+from ..replay.sources import STDIN, Filter, Log
+from .output import HEADING, Output, Progress, Styled, percent, plural
+from .subcommands import Argument, Subcommand, argument
+
+MAX_SAMPLE = 100  # characters of a line that cannot be read
+
+
+def parse_statuses(text: str) -> range:
+    """Return the status codes that `401` or `4xx` stands for."""
+    if not re.fullmatch(r"[1-5](xx|\d\d)", text):
+        raise ArgumentTypeError(f"{text!r} is not a status; write 401 or 4xx")
+    first = int(text.replace("x", "0"))
+    last = int(text.replace("x", "9"))
+    return range(first, last + 1)
+
+
+def parse_share(text: str) -> float:
+    """Return the share that `0.1%` or `0.001` stands for."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip())
+    if match is not None:
+        share = float(match[1])
+        if match[2]:
+            share /= 100
+        if share <= 1:
+            return share
+    raise ArgumentTypeError(f"{text!r} is not a share; write 0.1% or 0.001")
+
+
+def parse_field(text: str) -> tuple[str, str]:
+    """Return the name and the field of `ip=client.addr`."""
+    name, _, field = text.partition("=")
+    if not name or not field:
+        raise ArgumentTypeError(f"{text!r} does not name a field; write ip=client.addr")
+    return name, field
+
+
+def several(name: str, **options: Any) -> Argument:
+    """Return an option that may be given several times."""
+    return argument(name, action="append", default=[], **options)
+
+
+class Replay(Subcommand):
+    """Replay access logs through the scripts."""
+
+    help = "Replay access logs through the scripts, and find the limit to set."
+    example = (
+        'manage.py rlaas replay access.log --policy "100/m by ip" '
+        '--policy "20/10s by user, token bucket, burst 40"'
+    )
+
+    arguments = (
+        argument(
+            "logs",
+            nargs="*",
+            default=[STDIN],
+            metavar="LOG",
+            help="Files, also .gz; - is standard input.",
+        ),
+        several("--policy", metavar="TEXT", help=f"A limit to try: {FORM}."),
+        several(
+            "--algo",
+            help="An algorithm to try, for policies that name none (default: all).",
+        ),
+        argument(
+            "--share",
+            type=parse_share,
+            default=0.001,
+            help="The share of requests that may be refused (default: 0.1%%).",
+        ),
+        several("--path", help="Only requests below a path, such as /api/."),
+        several("--method", help="Only requests of a method."),
+        several("--status", type=parse_statuses, help="Only one: 401, 4xx."),
+        several(
+            "--field",
+            type=parse_field,
+            metavar="NAME=FIELD",
+            help=f"Say in which field JSON lines have {', '.join(FIELDS)}, "
+            "or a key such as header:X-Api-Key.",
+        ),
+        argument(
+            "--cache",
+            help="The cache whose Redis runs the scripts "
+            "(default: RATE_LIMITER['CACHE']).",
+        ),
+    )
+
+    def run(self, options: Namespace, output: Output) -> int:
+        """Replay the logs; the exit code is 1 when there is no request in them."""
+        fields = dict(options.field)
+        policies = _policies(options.policy, fields)
+        algorithms = [parse_algorithm(text) for text in options.algo]
+        cache = options.cache or conf.config().cache
+        replay = LogReplay(policies, algorithms or list(ALGORITHMS), cache)
+        progress = Progress("lines", quiet=options.verbosity == 0)
+
+        def show_progress() -> None:
+            progress.show(log.lines, log.share_read)
+
+        with _open_log(options, fields) as log:
+            try:
+                replay.run(log.batches(), show_progress)
+            finally:
+                progress.clear()
+
+        if replay.too_slow:
+            output.warn(
+                "The log has more requests in the shortest window than the replay "
+                "makes in that time: counters may have expired too early. "
+                "Try fewer policies or algorithms at once."
+            )
+        summary = report(replay, log, options.share)
+        if output.as_json:
+            output.json(summary)
+        else:
+            show(summary, output, progress.seconds)
+        return 0 if summary["replayed"] else 1
+
+
+def _policies(texts: list[str], fields: dict[str, str]) -> list[tuple[str, Policy]]:
+    """Return the policies to try, each with its text."""
+    if not texts:
+        raise CommandError(f"Name a limit to try by --policy: {FORM}.")
+
+    policies = [(text, parse_policy(text, conf.config().policies)) for text in texts]
+    for text, policy in policies:
+        if key_kind(policy.key) == "key" and policy.key not in fields:
+            raise PolicyError(
+                f"{text!r}: its key is a function of the request, "
+                "which a log does not tell."
+            )
+    return policies
+
+
+def _open_log(options: Namespace, fields: dict[str, str]) -> Log:
+    methods = parse_methods(options.method) if options.method else None
+    statuses = {status for statuses in options.status for status in statuses}
+    request_filter = Filter(options.path, methods, statuses)
+    try:
+        return Log(options.logs, LineParser(fields), request_filter)
+    except OSError as error:
+        raise CommandError(f"{error.filename}: {error.strerror}") from error
+
+
+def show(summary: dict[str, Any], output: Output, seconds: float) -> None:
+    """Print a report."""
+    output.line(
+        f"Replayed {summary['replayed']:,} requests, "
+        f"{summary['from']} to {summary['until']}, in {seconds:.1f} s."
+    )
+    if summary["filtered"]:
+        output.line(
+            f"{summary['filtered']:,} others do not match --path, --method or --status."
+        )
+    if summary["unreadable"]:
+        text = f"{plural(summary['unreadable'], 'line')} could not be read:"
+        output.line(Styled(text, "WARNING"))
+    for sample in summary["unreadable_samples"]:
+        text = sample["text"][:MAX_SAMPLE]
+        output.line(f"  {sample['file']}:{sample['line']}: {text}")
+    for policy in summary["policies"]:
+        _show_policy(policy, output, summary["wanted_share"])
+
+
+def _show_policy(policy: dict[str, Any], output: Output, share: float) -> None:
+    about = "about " if policy["identities_are_approximate"] else ""
+    output.line()
+    output.line(
+        Styled(policy["policy"], HEADING),
+        f": {policy['requests']:,} requests of {about}"
+        f"{policy['identities']:,} identities",
+    )
+    if policy["without_identity"]:
+        text = f"{policy['without_identity']:,} requests have no identity to count by."
+        output.line(Styled(text, "WARNING"))
+    output.line()
+    _show_runs(policy, output, share)
+
+    runs = policy["algorithms"]
+    worst = max(runs, key=lambda run: run["refused"])
+    if worst["worst"]:
+        output.line()
+        output.table(
+            (f"worst under {worst['algorithm']}", ">refused"),
+            [(entry["identity"], f"{entry['refused']:,}") for entry in worst["worst"]],
+        )
+
+    name = "per-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", policy["key"])
+    output.line()
+    output.line(
+        f"To refuse at most {percent(share)} of the requests, "
+        "as an entry of RATE_LIMITER['POLICIES']:"
+    )
+    output.line(f"  {json.dumps(name)}: {json.dumps(policy['suggestion'])},")
+
+
+def _show_runs(policy: dict[str, Any], output: Output, share: float) -> None:
+    """Print what each algorithm refused, and what identities asked for."""
+    window = duration(policy["window"])
+    columns = (
+        "algorithm",
+        ">refused",
+        ">share",
+        ">identities",
+        ">longest wait",
+        f">most in {window}",
+        f">limit for {percent(share)}",
+    )
+    refusals = []
+    peaks = []
+    for run in policy["algorithms"]:
+        style = "WARNING" if run["refused_share"] > share else "SUCCESS"
+        refusals.append(
+            (
+                run["algorithm"],
+                f"{run['refused']:,}",
+                Styled(percent(run["refused_share"]), style),
+                f"{run['identities_refused']:,}",
+                duration(run["longest_wait"]),
+                f"{run['most_admitted_in_a_window']:,}",
+                f"{run['limit_for_share']:,}",
+            )
+        )
+        usage = [f"{run['peak_usage'][name]:,}" for name in QUANTILES]
+        peaks.append((run["algorithm"], *usage))
+
+    output.table(columns, refusals)
+    output.line()
+    quantiles = [f">{name}" for name in QUANTILES]
+    output.table((f"requests of an identity in {window}", *quantiles), peaks)

@@ -124,7 +124,7 @@ def rate_limit(
         view = limits[0]
         limits = ()
     if rate is not None:
-        limits = (*limits, rate)
+        limits = (*limits, rate if callable(rate) else Rate.parse(rate))
 
     decorator = RateLimit(limits, policy_options, group, request_options)
     if view is not None:

@@ -97,17 +97,15 @@ def connection_options(alias: str) -> dict[str, Any]:
 
 
 def _cluster(nodes: list[dict[str, Any]], timeout: float) -> Topology:
-    first = nodes[0]
-    options = ConnectionOptions.of(
-        first.get("connection_class", redis.Connection),
-        first,
-        first.get("max_connections", MAX_CONNECTIONS),
-    )
-    seeds = [
-        (str(node.get("host", "localhost")), int(node.get("port", 6379)))
+    options = [
+        ConnectionOptions.of(
+            node.get("connection_class", redis.Connection),
+            node,
+            node.get("max_connections", MAX_CONNECTIONS),
+        )
         for node in nodes
     ]
-    return ClusterTopology(options, seeds, timeout)
+    return ClusterTopology(options[0], [node.address for node in options], timeout)
 
 
 def _cluster_nodes(alias: str) -> list[dict[str, Any]]:

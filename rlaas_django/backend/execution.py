@@ -45,7 +45,7 @@ def execute(topology: Topology, call: Call, admin_timeout: float | None = None) 
 
     try:
         reply = server.send(call, admin_timeout)
-        if isinstance(reply, ResponseError):
+        if type(reply) is not list and isinstance(reply, ResponseError):
             return _repeat(_Attempts(topology, call, server, reply), admin_timeout)
     except RedisError as error:
         raise _unavailable(topology, error) from error
@@ -62,7 +62,7 @@ async def aexecute(topology: Topology, call: Call) -> Any:
 
     try:
         reply = await server.asend(call)
-        if isinstance(reply, ResponseError):
+        if type(reply) is not list and isinstance(reply, ResponseError):
             return await _arepeat(_Attempts(topology, call, server, reply))
     except RedisError as error:
         raise _unavailable(topology, error) from error

@@ -69,7 +69,8 @@ class Server:
             raise
 
         self._pool.release(held, sent_at)
-        if self.breaker.failed or call.calls or isinstance(reply, ResponseError):
+        # Not by isinstance, which takes a hundredth of a decision: its reply is a list.
+        if self.breaker.failed or type(reply) is not list or call.calls is not None:
             self._record(reply, is_decision=admin_timeout is None)
         return reply
 
@@ -87,7 +88,7 @@ class Server:
                 call.abandon(future.result())  # it came in the same turn of the loop
             raise
 
-        if self.breaker.failed or call.calls or isinstance(reply, ResponseError):
+        if self.breaker.failed or type(reply) is not list or call.calls is not None:
             self._record(reply)
         return reply
 
@@ -110,19 +111,16 @@ class Server:
     def _record(self, reply: Any, *, is_decision: bool = True) -> None:
         """Tell the breaker what a reply, or each of a pipeline, says of the server."""
         replies = reply if isinstance(reply, list) else [reply]
-        errors = [error for error in replies if isinstance(error, ResponseError)]
-        for error in errors:
-            self._record_error(error, is_decision)
-        if not errors:
-            self.breaker.record_success()
-
-    def _record_error(self, error: ResponseError, is_decision: bool) -> None:
-        if not is_decision and isinstance(error, NoPermissionError):
-            return  # a page needs more rights than decisions do
-        if not concerns_whole_server(error):
-            self.breaker.record_success()
+        for error in replies:
+            if not isinstance(error, ResponseError) or not concerns_whole_server(error):
+                continue
+            # A page needs more rights than decisions do.
+            if is_decision or not isinstance(error, NoPermissionError):
+                self._record_error_of_server(error)
             return
+        self.breaker.record_success()
 
+    def _record_error_of_server(self, error: ResponseError) -> None:
         self.breaker.record_failure(error)
         self._pool.disconnect_idle()
         for (server, _), multiplexer in list(self._multiplexers.items()):

@@ -46,12 +46,15 @@ def add_headers(headers: Headers, decision: Decision | None) -> None:
         headers[X_RESET] = str(math.ceil(tightest.reset_after))
 
 
-def add_refusal_headers(response: HttpResponseBase, refusal: Decision) -> None:
-    """Add what goes with a refusal, also to the site's own response."""
+def add_refusal_headers(
+    response: HttpResponseBase, refusal: Decision
+) -> HttpResponseBase:
+    """Add what goes with a refusal, also to the site's own response; return it."""
     wait = whole_wait(refusal)
     if wait is not None and response.status_code in (429, 503):
         response.headers[RETRY_AFTER] = str(wait)
     response.headers.setdefault("Cache-Control", "no-store")
+    return response
 
 
 def without_figures(get_response: GetResponse) -> GetResponse:

@@ -60,26 +60,20 @@ def respond(
     function: Respond | None, request: HttpRequest, refusal: Decision
 ) -> HttpResponseBase:
     """Return the response of the site's function, or our own."""
-    response: Any = None
-    if function is None:
-        response = _plain_response(request, refusal)
+    response: Any = _plain_response(function, request, refusal)
     if response is None:
         response = _rendered(call_response(function or page, request, refusal))
-    add_refusal_headers(response, refusal)
-    return response  # type: ignore[no-any-return]
+    return add_refusal_headers(response, refusal)
 
 
 async def arespond(
     function: Respond | None, request: HttpRequest, refusal: Decision
 ) -> HttpResponseBase:
     """As `respond`, natively async."""
-    response: Any = None
-    if function is None:
-        response = _plain_response(request, refusal)
+    response: Any = _plain_response(function, request, refusal)
     if response is None:
         response = await _acall_response(function or page, request, refusal)
-    add_refusal_headers(response, refusal)
-    return response  # type: ignore[no-any-return]
+    return add_refusal_headers(response, refusal)
 
 
 def call_response(function: Respond, request: HttpRequest, refusal: Decision) -> Any:
@@ -108,13 +102,16 @@ def _rendered(response: Any) -> Any:
     return response.render()
 
 
-def _plain_response(request: HttpRequest, refusal: Decision) -> HttpResponse | None:
-    """Return a 429 or 503 as JSON or text.
+def _plain_response(
+    function: Respond | None, request: HttpRequest, refusal: Decision
+) -> HttpResponse | None:
+    """Return our own 429 or 503 as JSON or text.
 
-    None if the client prefers a page, whose template may use the database.
+    None if the client prefers a page, whose template may use the database, or if the
+    site has a function of its own.
     """
     media_type = preferred_type(request, MEDIA_TYPES)
-    if media_type == "text/html":
+    if function is not None or media_type == "text/html":
         return None
 
     status = _status(refusal)

@@ -1,9 +1,9 @@
 """The site's functions: imported by their dotted path, and called safely.
 
 An error in one never fails the request. A function that raises, or returns what it
-should not, is logged; then the stricter of what is left applies: the address instead of
-a key, the default policy's rate instead of a rate, 1 instead of a cost (or the most that
-the algorithm accepts), and a charge instead of none.
+should not, is logged; then the stricter of what is left applies: the address instead
+of a key, the default policy's rate instead of a rate, 1 instead of a cost (or the most
+that the algorithm accepts), and a charge instead of none.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def _initial(
     compiled = [compile_limits(limits) for limits in getattr(type(view), LIMITS)]
     by_client = [limits.by_client for limits in compiled if limits.by_client]
     by_user = [limits.by_user for limits in compiled if limits.by_user]
-    setattr(view, GATES, [])
+    setattr(view, GATES, [begin(NO_LIMITS, request)])
 
     error = _body_error(request, compiled)
     for limits in by_client:
@@ -134,11 +134,12 @@ def _initial(
     except Exception as failure:  # noqa: BLE001  (raised below)
         error = failure
 
-    if by_user:
+    is_throttled = state_of(request).refusal is not None
+    if by_user and not is_throttled:
         authentication_error = _authentication_error(request)
         error = error or authentication_error
-    for limits in by_user:
-        _check(view, limits, request)
+        for limits in by_user:
+            _check(view, limits, request)
     if error is not None:
         raise error
 

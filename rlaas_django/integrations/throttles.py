@@ -156,9 +156,7 @@ async def adecide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]
     if not checks:
         return {}
     decisions = await limiter.acheck_each([*checks.values()])
-    exceeding = _keep(request, decisions)
-    if exceeding is not None:
-        await signals.asend(signals.rate_limited, request=request, decision=exceeding)
+    await _arecord(request, decisions)
     return dict(zip(checks, decisions, strict=True))
 
 
@@ -167,6 +165,13 @@ def record(request: Any, decisions: Sequence[Decision]) -> None:
     exceeding = _keep(request, decisions)
     if exceeding is not None:
         signals.send(signals.rate_limited, request=request, decision=exceeding)
+
+
+async def _arecord(request: Any, decisions: Sequence[Decision]) -> None:
+    """As `record`, natively async."""
+    exceeding = _keep(request, decisions)
+    if exceeding is not None:
+        await signals.asend(signals.rate_limited, request=request, decision=exceeding)
 
 
 def _keep(request: Any, decisions: Sequence[Decision]) -> Decision | None:

@@ -89,7 +89,6 @@ def tenant(request):
         (rate_limit(rate=lambda request: "3/m", group="g"), {"g": (3, 60)}),
         (rate_limit(rate="3/minute", group="g"), {"g": (3, 60)}),
         (rate_limit(rate=(3, 60), key="ip", group="g"), {"g": (3, 60)}),
-        (rate_limit(rate=lambda request: "3/m", group="g"), {"g": (3, 60)}),
         (rate_limit("login", rate="3/min", group="g"), {"login": (2, 60), "g": (3, 60)}),
         (rate_limit("2/s", "3/h", group="g"), {"g-1s": (2, 1), "g-3600s": (3, 3600)}),
         (rate_limit("2/s", "login", group="g"), {"g": (2, 1), "login": (2, 60)}),
@@ -1019,13 +1018,14 @@ def viewset_action_outside(limit):
 @pytest.mark.parametrize("handler", ["wsgi", pytest.param("asgi", marks=pytest.mark.slow)])
 def test_django_rest_framework(settings, clock, make, limit, handler):
     site = Site(f"{handler}, def", settings)
+    site.own_body = make is api_class  # the framework's
     view = site.serve(make(limit))
     assert view.csrf_exempt
     responses = [site.get() for _ in range(6)]
     assert [response.status_code for response in responses] == [200] * 5 + [429]
     assert [response.json()["remaining"] for response in responses[:5]] == [4, 3, 2, 1, 0]
     assert [response.headers["X-RateLimit-Remaining"] for response in responses[:5]] == ["4", "3", "2", "1", "0"]
-    assert_refusal(responses[5], policies=policies_of(responses[5]), wait=60)
+    assert_refusal(responses[5], policies=policies_of(responses[5]), wait=60, own_body=site.own_body)
 
 
 class ByHeader(BaseAuthentication):
@@ -1237,6 +1237,15 @@ def test_functions_may_be_given_by_their_dotted_path(site, clock):
     assert site.statuses(3) == [401, 401, 429]
     assert site.get().json() == {"wait": 60.0, "policy": "g"}
     assert charged(Policy("g", "5/m")) == 4
+
+
+@pytest.mark.parametrize("view", [ok, View], ids=["function", "class"])
+def test_a_rate_function_that_is_not_given_as_rate_is_an_error_when_it_is_applied(view):
+    def rate_for(request):
+        return "5/m"
+
+    with pytest.raises(TypeError, match="rate="):
+        rate_limit(rate_for)(view)
 
 
 def test_a_function_without_a_request_is_an_error():

@@ -266,10 +266,10 @@ def test_a_key_function_s_value_is_the_identity(value, identity):
 
 
 @pytest.mark.parametrize("value", [True, 4.2, b"acme", ["acme"], {}, object()], ids=lambda value: type(value).__name__)
-def test_a_key_function_s_value_that_is_no_identity_is_logged_and_the_address_counts(configure, caplog, value):
+def test_a_key_function_s_value_that_is_not_an_identity_is_logged_and_the_address_counts(configure, caplog, value):
     configure(LOG_LINES_PER_SECOND=1000)
     assert identity_of(lambda request: value) == f"ip={ADDRESS}"
-    assert "no identity" in caplog.text
+    assert "is not an identity" in caplog.text
 
 
 # Credentials

@@ -8,6 +8,7 @@ framework: a user of its own is not known there, and the address is counted.
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -38,6 +39,7 @@ from tests.support.http import (
     rate_limit_fields,
 )
 from tests.support.internals import SITE_STATISTICS, check_settings, flush_statistics, observers, read_minutes, total
+from tests.support.outages import SiteOnOneLoop
 
 ADDRESS = "ip=203.0.113.9"
 RIGHT, WRONG = "41", "?"
@@ -975,9 +977,18 @@ def test_charge_when_of_an_async_class_sees_what_the_framework_makes_of_exceptio
 
 @every_key
 @pytest.mark.parametrize(("where", "count"), [("/", 1), ("/?missing", 1), ("/?raises", 0)])
-def test_charge_on_error_of_an_async_class(async_site, client, key, where, count):
-    async_site.serve(limit(key, charge_on_error=False)(async_class()).as_view())
-    get(async_site, RIGHT, where)
+def test_charge_on_error_of_an_async_class(settings, client, key, where, count):
+    """What an async class refunds is refunded in a task of its own, on the loop of the site."""
+    with asyncio.Runner() as runner:
+        site = SiteOnOneLoop("asgi, async def", settings, runner)
+        site.own_body = True
+        site.raises = False
+        site.serve(limit(key, charge_on_error=False)(async_class()).as_view())
+        get(site, RIGHT, where)
+        for _ in range(500):
+            if len(identities(client)) == count:
+                break
+            runner.run(asyncio.sleep(0.01))
     assert len(identities(client)) == count
 
 

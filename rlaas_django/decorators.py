@@ -65,20 +65,51 @@ def rate_limit(
     charge_on_error: bool = True,
     response: Callable[[Any, Decision], Any] | str | None = None,
 ) -> RateLimit: ...
-def rate_limit(*limits: Any, **options: Any) -> Any:
+def rate_limit(
+    *limits: Any,
+    rate: RateLike | RateFunction | None = None,
+    key: str | KeyFunction | None = None,
+    method: str | Iterable[str] | None = None,
+    cost: int | Callable[[Any], int] | str = 1,
+    group: str | None = None,
+    label: str | None = None,
+    algo: str | None = None,
+    burst: int | None = None,
+    on_failure: str | None = None,
+    block: bool = True,
+    shadow: bool = False,
+    charge_when: Callable[[Any], Any] | str | None = None,
+    charge_on_error: bool = True,
+    response: Callable[[Any, Decision], Any] | str | None = None,
+) -> Any:
     """Limit a view: by the default policy, by named ones, or by rates of its own.
 
     >>> @rate_limit
     >>> @rate_limit("login")
-    >>> @rate_limit("5/m", key="ip", method="POST")
     >>> @rate_limit("10/s", "1000/h", key="user")
     >>> @rate_limit(rate=rate_for_request, key="user")
-    >>> @rate_limit("5/m", key="ip", charge_when=login_failed)
+    >>> @rate_limit("5/m", key="ip", method="POST", charge_when=login_failed)
     """
+    policy_options = {
+        "key": key,
+        "algo": algo,
+        "burst": burst,
+        "on_failure": on_failure,
+        "shadow": shadow or None,
+        "label": label,
+    }
+    options = {
+        "cost": cost,
+        "methods": method,
+        "block": block,
+        "response": response,
+        "charge_when": charge_when,
+        "charge_on_error": charge_on_error,
+    }
     if len(limits) == 1 and callable(limits[0]):
         view = limits[0]
-        return RateLimit(**options)(view)
-    return RateLimit(*limits, **options)
+        return RateLimit((), rate, policy_options, group, options)(view)
+    return RateLimit(limits, rate, policy_options, group, options)
 
 
 def rate_limit_exempt(view: ViewT) -> ViewT:
@@ -116,46 +147,27 @@ class RateLimit:
 
     def __init__(
         self,
-        *limits: Any,
-        rate: Any = None,
-        key: Any = None,
-        method: Any = None,
-        cost: Any = 1,
-        group: str | None = None,
-        label: str | None = None,
-        algo: str | None = None,
-        burst: int | None = None,
-        on_failure: str | None = None,
-        block: bool = True,
-        shadow: bool = False,
-        charge_when: Any = None,
-        charge_on_error: bool = True,
-        response: Any = None,
+        limits: tuple[Any, ...],
+        rate: RateLike | RateFunction | None,
+        policy_options: Options,
+        group: str | None,
+        options: Options,
     ) -> None:
         conf.require_app()
-        if rate is not None:
-            limits = (*limits, _parse_rate(rate))
-        policy_options = {
-            "key": key,
-            "algo": algo,
-            "burst": burst,
-            "on_failure": on_failure,
-            "shadow": shadow or None,
-            "label": label,
-        }
-        self.policies = ViewPolicies(limits, _without_none(policy_options), group)
-        self.options = {
-            "cost": cost,
-            "methods": _parse_method(method),
-            "block": block,
-            "response": response,
-            "charge_when": charge_when,
-            "charge_on_error": charge_on_error,
-        }
+        if callable(rate):
+            limits = (*limits, rate)
+        elif rate is not None:
+            limits = (*limits, Rate.parse(rate))
+        self.policies = ViewPolicies(limits, policy_options, group)
+
+        self.options = options
+        if options["methods"] is not None:
+            options["methods"] = parse_methods(options["methods"])
+        self._check_options()
+
         self.limits_by_view: dict[str, Limits] = {}
         self._view_ids: dict[str, set[int]] = {}  # of the views that have a name
         self._before_authentication: set[str] = set()  # names of views
-        self._check_options()
         registry.sources.add(self)
 
     def __call__(self, view: ViewT) -> ViewT:
@@ -239,22 +251,6 @@ class RateLimit:
                 problem = cost_problem(options["cost"], policy)
                 if problem is not None:
                     raise PolicyError(f"{policy.rate}: {problem}")
-
-
-def _parse_rate(rate: Any) -> Any:
-    if callable(rate):
-        return rate
-    return Rate.parse(rate)
-
-
-def _parse_method(method: Any) -> frozenset[str] | None:
-    if method is None:
-        return None
-    return parse_methods(method)
-
-
-def _without_none(options: Options) -> Options:
-    return {option: value for option, value in options.items() if value is not None}
 
 
 def _limited_function(view: View, limits: Limits) -> View:

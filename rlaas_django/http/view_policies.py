@@ -13,15 +13,17 @@ from .view_names import policy_name, view_label, view_name
 class ViewPolicies:
     """What `@rate_limit` was given, parsed, so that a typo fails at import.
 
-    `options` are those of a policy, for the rates of the view's own; `group` names
-    their counters instead of the view.
+    `options` are those of a policy, for the rates of the view's own, None where they
+    are left out; `group` names their counters instead of the view.
     """
 
     def __init__(
         self, limits: tuple[Any, ...], options: dict[str, Any], group: str | None
     ) -> None:
         self.limits = tuple(map(_parse, limits)) or (DEFAULT,)
-        self.options = options
+        self.options = {
+            option: value for option, value in options.items() if value is not None
+        }
         self.group = group
 
         own = [limit for limit in self.limits if not _is_named(limit)]

@@ -152,11 +152,9 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def end(self, request: HttpRequest) -> HttpResponse:
         """End an override, after confirmation."""
-        key = request.POST.get("override", "")
-        if not key.isdecimal() or len(key) > 18:
-            return self._redirect("overrides")
-        override = Override.objects.filter(pk=key).first()
-        if override is None:
+        try:
+            override = Override.objects.get(pk=request.POST.get("override", ""))
+        except (Override.DoesNotExist, ValueError):
             return self._redirect("overrides")
 
         if "ask" in request.POST:

@@ -110,6 +110,7 @@ class ActionForm(forms.Form):
             if not self.errors:
                 self.override = self._make_override(data)
                 self._check_override(self.override)
+
         return data
 
     def _require(self, name: str, message: str) -> None:
@@ -133,6 +134,7 @@ class ActionForm(forms.Form):
         else:
             override.kind = FACTOR
             override.factor = data["factor"]
+
         return override
 
     def _check_override(self, override: Override) -> None:
@@ -174,6 +176,7 @@ class ActionForm(forms.Form):
             return actions.reset_usage(
                 by, identity, policies, scope=policy, reason=reason
             )
+
         return actions.refund_units(
             by, identity, policies, data["amount"], scope=policy, reason=reason
         )

@@ -50,6 +50,7 @@ def clients(request: HttpRequest) -> Context:
         context = _active(query.get("cursor", ""), policy)
     else:
         context = {"tab": "watch", "rows": usage.watch_list(policy)[:MAX_WATCHED]}
+
     sort_rows(context["rows"], CLIENTS, sort)
     return {
         "title": _("Clients"),
@@ -78,6 +79,7 @@ def _search(request: HttpRequest, text: str, policy: str | None) -> Context:
     others = describe(set(identities) - shown).values()
     unused = [label for label in others if label.user or not rows]
     unused.sort(key=lambda label: (label.user is None, label.name))
+
     return {"tab": "search", "rows": rows, "unused": unused}
 
 
@@ -90,6 +92,7 @@ def identity(
     """
     rows = usage.identity_rows(encoded)
     rows.sort(key=lambda row: (-row.percent, row.outcome.policy.name))
+
     shown = []
     unused = []
     for row in rows:
@@ -141,11 +144,13 @@ def overrides(_request: HttpRequest) -> Context:
     ended = list(Override.objects.exclude(pk__in=keys)[:MAX_ENDED])
     labels = describe({override.identity for override in (*active, *ended)})
     now = timezone.now()
+
     available = True
     try:
         usage.ping()
     except backend.UnavailableError:
         available = False
+
     return {
         "title": _("Overrides"),
         "active": [
@@ -198,4 +203,5 @@ def entries(identity: str = "", limit: int = MAX_ENTRIES) -> list[Entry]:
     for action in latest:
         label = labels[action.identity]
         history_entries.append(Entry(action, label, action_in_words(action, label)))
+
     return history_entries

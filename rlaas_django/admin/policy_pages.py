@@ -70,6 +70,7 @@ def overview(request: HttpRequest) -> Context:
     sort_rows(rows, POLICIES, sort)
     site = usage.series("hour")
     identities, paths = reader.most_refused(TOP)
+
     return {
         "title": _("Rate limits"),
         "query": query,
@@ -105,6 +106,7 @@ def policy(request: HttpRequest) -> Context | None:
     key = shown.key
     if not isinstance(key, str):
         key = getattr(key, "__name__", repr(key))
+
     return {
         "title": shown.label,
         "query": request.GET,
@@ -158,6 +160,7 @@ def _chart(span: Span, subject: str, name: str) -> Context:
         "total": grouped(counts.total),
         "refused": grouped(counts.refused),
     }
+
     return {
         "span": span,
         "spans": SPANS.values(),

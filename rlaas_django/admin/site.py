@@ -118,6 +118,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         action = request.GET.get("action", "")
         context = pages.identity(EncodedIdentity(text), form, action)
         context["live_url"] = _url(self.admin_site, "identity", id=text)
+
         return self._render(request, "identity", context)
 
     def refusals_csv(self, request: HttpRequest) -> HttpResponse:
@@ -275,6 +276,7 @@ class RateLimitsOfUser:
         identity = EncodedIdentity(encode(str(user.pk)))
         page = _url(self.admin_site, "identity", id=identity)
         context: dict[str, Any] = {"page": page}
+
         try:
             rows = usage.identity_rows(identity)
         except backend.UnavailableError as error:
@@ -283,6 +285,7 @@ class RateLimitsOfUser:
             context["rows"] = [
                 row for row in rows if row.outcome.current_count or row.override
             ]
+
         return render_to_string("rlaas_django/admin/user.html", context)
 
 

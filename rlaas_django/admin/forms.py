@@ -118,6 +118,7 @@ class ActionForm(forms.Form):
             self.add_error(name, message)
 
     def _make_override(self, data: dict[str, Any]) -> Override:
+        """Return the override to set: a limit for all policies is a factor."""
         override = Override(
             identity=data["identity"],
             policy=data["policy"],
@@ -138,6 +139,7 @@ class ActionForm(forms.Form):
         return override
 
     def _check_override(self, override: Override) -> None:
+        """Add the errors of the override to the fields that they are about."""
         try:
             override.clean()
             policy = self.policies.get(override.policy)

@@ -64,6 +64,7 @@ def clients(request: HttpRequest) -> Context:
 
 
 def _active(cursor: str, policy: str | None) -> Context:
+    """Show a page of all active counters; a cursor that is not one starts over."""
     position = 0
     if cursor.isdecimal() and len(cursor) < 21:
         position = int(cursor)
@@ -72,6 +73,7 @@ def _active(cursor: str, policy: str | None) -> Context:
 
 
 def _search(request: HttpRequest, text: str, policy: str | None) -> Context:
+    """Show the usage of the identities that match, and those without usage apart."""
     identities = search(text, request.user)
     table = usage.identity_rows(*identities, policy=policy)
     rows = [row for row in table if row.is_used or row.override]
@@ -125,6 +127,7 @@ def identity(
 
 
 def _explained_refusals(encoded: str, policies: Iterable[str]) -> list[Any]:
+    """Return the refusals of an identity in groups, each with its explanation."""
     refusals = reader.refusals(policies)
     groups = group_refusals(
         refusal for refusal in refusals if refusal.identity == encoded

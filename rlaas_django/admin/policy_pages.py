@@ -137,6 +137,7 @@ def shadow(_request: HttpRequest) -> Context:
 
 
 def _with_labels(identities: Mapping[str, int]) -> list[tuple[IdentityLabel, int]]:
+    """Return identities and how often they were refused, as labels."""
     labels = describe(identities)
     return [(labels[identity], number) for identity, number in identities.items()]
 

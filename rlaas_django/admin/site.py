@@ -72,6 +72,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         ]
 
     def _page(self, name: str, context: Callable[[HttpRequest], pages.Context]) -> View:
+        """Return the view that renders the template `name`."""
         return lambda request: self._render(request, name, context(request))
 
     def _wrap(self, view: View) -> Any:
@@ -199,6 +200,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         context: pages.Context,
         status: int = 200,
     ) -> HttpResponse:
+        """Render a page of the panel, or what changes of it for a live refresh."""
         page = {
             "opts": self.opts,
             "page": name,

@@ -150,6 +150,10 @@ def identity_rows(*identities: EncodedIdentity, policy: str | None = None) -> li
 
 
 def _rows(pairs: Iterable[tuple[Policy, str]]) -> list[Row]:
+    """Return the usage for pairs of policy and encoded identity.
+
+    It takes one round trip per kind of data, whatever the number of pairs.
+    """
     outcomes = limiter.peek_each(with_decided_rates(pairs))
     refused_today = reader.refused_today(
         (outcome.policy.name, outcome.identity) for outcome in outcomes

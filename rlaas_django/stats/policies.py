@@ -81,6 +81,10 @@ class Definitions:
         backend.run_commands(commands)
 
     def _write_policies(self, policies: dict[str, Policy]) -> None:
+        """Write the definitions of policies; that of this process is preferred.
+
+        Its rate may be a function, where the policy that decided has a fixed one.
+        """
         known = of_this_process()
         fields: list[str] = []
         for name, policy in policies.items():

@@ -277,6 +277,7 @@ def _watch(tally: Tally, site: Tally, at: float, outcome: Outcome) -> None:
 def _refusal_json(
     at: float, observation: Observation, outcome: Outcome, result: str
 ) -> str:
+    """Return an entry of the refusal log, as JSON."""
     agent = ""
     if observation.source == REQUEST:
         agent = user_agent_class(observation.user_agent)

@@ -96,6 +96,7 @@ class OverrideQuerySet(models.QuerySet["Override"]):
                     if contains(network, address)
                 ]
             overrides_of_identity.sort(key=lambda override: override.narrowness)
+
         return matches
 
     def of_addresses(self) -> OverrideQuerySet:
@@ -233,10 +234,12 @@ class Override(models.Model):
         )
         override.clean_fields()
         override.clean()
+
         try:
             override._replace(by)
         except IntegrityError:  # another operator was faster: end that override
             override._replace(by)
+
         return override
 
     def _replace(self, by: object) -> None:

@@ -81,6 +81,7 @@ def chart(shown: Sequence[Bar], label: str) -> SafeString:
     grid = [f"M0 {_number(HEIGHT - HEIGHT * tick / top)}h{WIDTH}" for tick in ticks]
     last = len(shown) - 1
     times = [shown[round(i * last / TIMES)].time for i in range(TIMES + 1)]
+
     return format_html(
         '<div class="rlaas-plot"><div class="rlaas-y" aria-hidden="true">{}</div>'
         '<svg class="rlaas-chart" viewBox="0 0 {} {}" role="img" aria-label="{}" '
@@ -155,6 +156,7 @@ def _paths(
     paths = dict.fromkeys(KINDS, "")
     bar_width = width / len(series)
     shown_width = _number(bar_width * (1 - 2 * GAP))
+
     for index, counts in enumerate(series):
         x = _number((index + GAP) * bar_width)
         bottom = height
@@ -162,6 +164,7 @@ def _paths(
             size = _number(segment)
             paths[kind] += f"M{x} {_number(bottom)}v-{size}h{shown_width}v{size}z"
             bottom -= segment
+
     drawn = [(kind, path) for kind, path in paths.items() if path]
     return format_html_join("", '<path class="rlaas-{}" d="{}"/>', drawn)
 

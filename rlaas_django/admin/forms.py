@@ -110,6 +110,7 @@ class ActionForm(forms.Form):
             if not self.errors:
                 self.override = self._make_override(data)
                 self._check_override(self.override)
+
         return data
 
     def _require(self, name: str, message: str) -> None:
@@ -117,6 +118,7 @@ class ActionForm(forms.Form):
             self.add_error(name, message)
 
     def _make_override(self, data: dict[str, Any]) -> Override:
+        """Return the override to set: a limit for all policies is a factor."""
         override = Override(
             identity=data["identity"],
             policy=data["policy"],
@@ -133,9 +135,11 @@ class ActionForm(forms.Form):
         else:
             override.kind = FACTOR
             override.factor = data["factor"]
+
         return override
 
     def _check_override(self, override: Override) -> None:
+        """Add the errors of the override to the fields that they are about."""
         try:
             override.clean()
             policy = self.policies.get(override.policy)
@@ -174,6 +178,7 @@ class ActionForm(forms.Form):
             return actions.reset_usage(
                 by, identity, policies, scope=policy, reason=reason
             )
+
         return actions.refund_units(
             by, identity, policies, data["amount"], scope=policy, reason=reason
         )

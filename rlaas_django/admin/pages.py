@@ -50,6 +50,7 @@ def clients(request: HttpRequest) -> Context:
         context = _active(query.get("cursor", ""), policy)
     else:
         context = {"tab": "watch", "rows": usage.watch_list(policy)[:MAX_WATCHED]}
+
     sort_rows(context["rows"], CLIENTS, sort)
     return {
         "title": _("Clients"),
@@ -63,6 +64,7 @@ def clients(request: HttpRequest) -> Context:
 
 
 def _active(cursor: str, policy: str | None) -> Context:
+    """Show a page of all active counters; a cursor that is not one starts over."""
     position = 0
     if cursor.isdecimal() and len(cursor) < 21:
         position = int(cursor)
@@ -71,6 +73,7 @@ def _active(cursor: str, policy: str | None) -> Context:
 
 
 def _search(request: HttpRequest, text: str, policy: str | None) -> Context:
+    """Show the usage of the identities that match, and those without usage apart."""
     identities = search(text, request.user)
     table = usage.identity_rows(*identities, policy=policy)
     rows = [row for row in table if row.is_used or row.override]
@@ -78,6 +81,7 @@ def _search(request: HttpRequest, text: str, policy: str | None) -> Context:
     others = describe(set(identities) - shown).values()
     unused = [label for label in others if label.user or not rows]
     unused.sort(key=lambda label: (label.user is None, label.name))
+
     return {"tab": "search", "rows": rows, "unused": unused}
 
 
@@ -90,6 +94,7 @@ def identity(
     """
     rows = usage.identity_rows(encoded)
     rows.sort(key=lambda row: (-row.percent, row.outcome.policy.name))
+
     shown = []
     unused = []
     for row in rows:
@@ -122,6 +127,7 @@ def identity(
 
 
 def _explained_refusals(encoded: str, policies: Iterable[str]) -> list[Any]:
+    """Return the refusals of an identity in groups, each with its explanation."""
     refusals = reader.refusals(policies)
     groups = group_refusals(
         refusal for refusal in refusals if refusal.identity == encoded
@@ -141,11 +147,13 @@ def overrides(_request: HttpRequest) -> Context:
     ended = list(Override.objects.exclude(pk__in=keys)[:MAX_ENDED])
     labels = describe({override.identity for override in (*active, *ended)})
     now = timezone.now()
+
     available = True
     try:
         usage.ping()
     except backend.UnavailableError:
         available = False
+
     return {
         "title": _("Overrides"),
         "active": [
@@ -198,4 +206,5 @@ def entries(identity: str = "", limit: int = MAX_ENTRIES) -> list[Entry]:
     for action in latest:
         label = labels[action.identity]
         history_entries.append(Entry(action, label, action_in_words(action, label)))
+
     return history_entries

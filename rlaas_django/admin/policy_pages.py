@@ -70,6 +70,7 @@ def overview(request: HttpRequest) -> Context:
     sort_rows(rows, POLICIES, sort)
     site = usage.series("hour")
     identities, paths = reader.most_refused(TOP)
+
     return {
         "title": _("Rate limits"),
         "query": query,
@@ -105,6 +106,7 @@ def policy(request: HttpRequest) -> Context | None:
     key = shown.key
     if not isinstance(key, str):
         key = getattr(key, "__name__", repr(key))
+
     return {
         "title": shown.label,
         "query": request.GET,
@@ -135,6 +137,7 @@ def shadow(_request: HttpRequest) -> Context:
 
 
 def _with_labels(identities: Mapping[str, int]) -> list[tuple[IdentityLabel, int]]:
+    """Return identities and how often they were refused, as labels."""
     labels = describe(identities)
     return [(labels[identity], number) for identity, number in identities.items()]
 
@@ -158,6 +161,7 @@ def _chart(span: Span, subject: str, name: str) -> Context:
         "total": grouped(counts.total),
         "refused": grouped(counts.refused),
     }
+
     return {
         "span": span,
         "spans": SPANS.values(),

@@ -126,6 +126,7 @@ def _find_block(group: Group, matching: dict[str, list[Override]]) -> Override |
     blocks = list(matching[refusal.identity])
     of_address = matching.get(encode_address(refusal.address) or "", [])
     blocks += [block for block in of_address if block.every_client]
+
     for block in reversed(blocks):
         if block.policy in ("", refusal.policy) and block.is_active(group.at):
             return block
@@ -142,6 +143,7 @@ def page(request: HttpRequest) -> dict[str, Any]:
     find_blocks(shown)
     labels = describe({group.latest.identity for group in shown})
     names = ("policy", "identity", "path", "since")
+
     return {
         "title": _("Refusals"),
         "groups": [(group, labels[group.latest.identity]) for group in shown],
@@ -241,9 +243,11 @@ def explain(group: Group) -> str:
     words["refusal"] = text % words
     if refusal.retry_after is None:
         return _("%(refusal)s: the cost exceeds the limit") % words
+
     left = refusal.at + refusal.retry_after - timezone.now().timestamp()
     if left > 0:
         words["wait"] = duration(left)
         return _("%(refusal)s, allowed again in %(wait)s") % words
+
     words["wait"] = duration(refusal.retry_after)
     return _("%(refusal)s, allowed again after %(wait)s") % words

@@ -72,6 +72,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         ]
 
     def _page(self, name: str, context: Callable[[HttpRequest], pages.Context]) -> View:
+        """Return the view that renders the template `name`."""
         return lambda request: self._render(request, name, context(request))
 
     def _wrap(self, view: View) -> Any:
@@ -118,6 +119,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         action = request.GET.get("action", "")
         context = pages.identity(EncodedIdentity(text), form, action)
         context["live_url"] = _url(self.admin_site, "identity", id=text)
+
         return self._render(request, "identity", context)
 
     def refusals_csv(self, request: HttpRequest) -> HttpResponse:
@@ -152,11 +154,9 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def end(self, request: HttpRequest) -> HttpResponse:
         """End an override, after confirmation."""
-        key = request.POST.get("override", "")
-        if not key.isdecimal() or len(key) > 18:
-            return self._redirect("overrides")
-        override = Override.objects.filter(pk=key).first()
-        if override is None:
+        try:
+            override = Override.objects.get(pk=request.POST.get("override", ""))
+        except (Override.DoesNotExist, ValueError):
             return self._redirect("overrides")
 
         if "ask" in request.POST:
@@ -200,6 +200,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         context: pages.Context,
         status: int = 200,
     ) -> HttpResponse:
+        """Render a page of the panel, or what changes of it for a live refresh."""
         page = {
             "opts": self.opts,
             "page": name,
@@ -277,6 +278,7 @@ class RateLimitsOfUser:
         identity = EncodedIdentity(encode(str(user.pk)))
         page = _url(self.admin_site, "identity", id=identity)
         context: dict[str, Any] = {"page": page}
+
         try:
             rows = usage.identity_rows(identity)
         except backend.UnavailableError as error:
@@ -285,6 +287,7 @@ class RateLimitsOfUser:
             context["rows"] = [
                 row for row in rows if row.outcome.current_count or row.override
             ]
+
         return render_to_string("rlaas_django/admin/user.html", context)
 
 

@@ -80,6 +80,7 @@ def heads(columns: Columns, sort: str) -> list[dict[str, Any]]:
                 "order": order,
             }
         )
+
     return table_heads
 
 

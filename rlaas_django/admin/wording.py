@@ -46,6 +46,7 @@ def confirmation(form: ActionForm) -> str:
     action = data["action"]
     if form.override is not None:
         action = form.override.kind
+
     return questions[action] % {
         "identity": describe_one(data["identity"]).name,
         "policy": _policy(data["policy"]),
@@ -66,6 +67,7 @@ def consequences(new: Override | None) -> list[str]:
         _("Where both apply, this replaces the override %(override)s."),
         effect.replaces,
     )
+
     for other in effect.outranked_by:
         reason = _(
             "Where both apply, the override %(override)s stays in force: it is "

@@ -160,6 +160,7 @@ def effect_of(new: Override) -> Effect:
             effect.replaces.append(other)
         elif applying is other:
             effect.outranked_by.append(other)
+
     return effect
 
 
@@ -173,6 +174,7 @@ def _related(new: Override) -> list[Override]:
     network = new.network
     if network is None:
         return list(active.filter(identity=new.identity))
+
     return [
         override
         for override in active.of_addresses()[:MAX_RELATED]
@@ -194,4 +196,5 @@ def _in_force_for_both(
     if other not in applying:
         applying.append(other)
     applying.sort(key=lambda override: override.narrowness)
+
     return in_force(applying)

@@ -50,11 +50,13 @@ def _two_units(seconds: float, smallest: int) -> dict[str, int]:
         precision = UNITS["minute"]
 
     left = math.ceil(seconds / precision) * precision
+
     parts = {}
     for unit, length in UNITS.items():
         number, left = divmod(left, length)
         if number:
             parts[unit] = number
+
     return parts
 
 

@@ -85,6 +85,7 @@ def describe(identities: Iterable[str]) -> dict[str, IdentityLabel]:
         if kind == "user":
             label = label._replace(user=users.get(text))
         labels[identity] = label
+
     return labels
 
 
@@ -156,6 +157,7 @@ def search(text: str, operator: Any) -> list[EncodedIdentity]:
         identities.append(EncodedIdentity(text))
     else:
         identities.append(EncodedIdentity(encode(text)))
+
     return list(dict.fromkeys(identities))
 
 
@@ -188,6 +190,7 @@ def _find_users(text: str, *, by_email: bool) -> Iterable[Any]:
     if key is not None:
         query |= Q(pk=key)
     users: Iterable[Any] = model._default_manager.filter(query)[:MAX_USERS]
+
     return users
 
 
@@ -202,6 +205,7 @@ def _primary_key(text: str) -> Any:
         field.run_validators(key)
     except (ValidationError, ValueError, AttributeError, OverflowError):
         return None
+
     if str(key) != text:
         return None
     return key

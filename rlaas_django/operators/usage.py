@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import compress
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -149,10 +150,14 @@ def identity_rows(*identities: EncodedIdentity, policy: str | None = None) -> li
 
 
 def _rows(pairs: Iterable[tuple[Policy, str]]) -> list[Row]:
-    decided = with_decided_rates(pairs)
-    outcomes = limiter.peek_each(decided)
-    names = [(policy.name, identity) for policy, identity in decided]
-    refused_today = reader.refused_today(names)
+    """Return the usage for pairs of policy and encoded identity.
+
+    It takes one round trip per kind of data, whatever the number of pairs.
+    """
+    outcomes = limiter.peek_each(with_decided_rates(pairs))
+    refused_today = reader.refused_today(
+        (outcome.policy.name, outcome.identity) for outcome in outcomes
+    )
     labels = describe({outcome.identity for outcome in outcomes})
     active = Override.objects.active().matching(labels)
 
@@ -163,8 +168,9 @@ def _rows(pairs: Iterable[tuple[Policy, str]]) -> list[Row]:
         override = in_force(
             override for override in active[identity] if override.policy in ("", name)
         )
-        refused = refused_today.get((name, identity), 0)
+        refused = refused_today[name, identity]
         table.append(Row(outcome, labels[identity], refused, override))
+
     return table
 
 
@@ -199,6 +205,7 @@ def active(cursor: int, policy: str | None = None) -> tuple[list[Row], int, int]
     pairs: dict[tuple[str, str], None] = {}
     scanned = 0
     count = 2 * PAGE_SIZE
+
     while scanned < SCANS_PER_PAGE * SCAN_COUNT:
         count = min(SCAN_COUNT, count)
         cursor, keys = backend.scan_page(cursor, pattern, count)
@@ -207,6 +214,7 @@ def active(cursor: int, policy: str | None = None) -> tuple[list[Row], int, int]
         pairs.update(dict.fromkeys(_counted(keys, policy)))
         if cursor == 0 or len(pairs) >= PAGE_SIZE:
             break
+
     return rows(pairs), cursor, scanned
 
 
@@ -246,6 +254,7 @@ def server_state() -> SimpleNamespace:
     version = info.get("valkey_version") or info.get("redis_version", "?")
     eviction_policies = {backend.eviction_policy(info) for info in infos}
     sizes = [backend.run_commands([("DBSIZE",)], server)[0] for server in servers]
+
     return SimpleNamespace(
         latency_ms=ping(),
         version=f"{info.get('server_name', 'redis')} {version}",
@@ -260,14 +269,10 @@ def server_state() -> SimpleNamespace:
 def _loaded_scripts(servers: Iterable[backend.Server]) -> list[str]:
     """Return the versions of the scripts that all servers have loaded."""
     command = ("SCRIPT", "EXISTS", *(script.sha for script in SCRIPTS))
-    loaded = [backend.run_commands([command], server)[0] for server in servers]
-    return [
-        script.version
-        for script, on_each_server in zip(
-            SCRIPTS, zip(*loaded, strict=True), strict=True
-        )
-        if all(on_each_server)
-    ]
+    replies = [backend.run_commands([command], server)[0] for server in servers]
+    on_all_servers = [all(loaded) for loaded in zip(*replies, strict=True)]
+    versions = [script.version for script in SCRIPTS]
+    return list(compress(versions, on_all_servers))
 
 
 def _rate_limit_memory(keys: int) -> int | None:
@@ -283,6 +288,7 @@ def _rate_limit_memory(keys: int) -> int | None:
                 [("SCAN", 0, "COUNT", SAMPLE_SIZE)], server
             )
             sample += map(as_text, scanned)
+
         counters = [key for key in sample if key.startswith(COUNTER_PREFIX)]
         replies = backend.run_commands(
             [("MEMORY", "USAGE", key) for key in (*counters, *statistics)]
@@ -309,4 +315,5 @@ def _statistics_keys() -> dict[str, int]:
             last = statistic.key(name, now - statistic.period)
             keys[last] = statistic.ttl // statistic.period
         keys[schema.REFUSALS.key(name)] = 1
+
     return keys

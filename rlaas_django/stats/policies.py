@@ -77,15 +77,21 @@ class Definitions:
                 ttl = MINIMUM_TTL + 2 * rate.window
                 text = f"{rate.limit}/{rate.window}"
                 commands.append(("SET", limit_key(*pair), text, "EX", ttl))
+
         backend.run_commands(commands)
 
     def _write_policies(self, policies: dict[str, Policy]) -> None:
+        """Write the definitions of policies; that of this process is preferred.
+
+        Its rate may be a function, where the policy that decided has a fixed one.
+        """
         known = of_this_process()
         fields: list[str] = []
         for name, policy in policies.items():
             definition = _definition(known.get(name, policy))
             if self._is_due(name, definition, HOUR):
                 fields += (name, definition)
+
         if fields:
             call = record_call([(POLICIES.key(""), POLICIES, fields)])
             backend.execute(backend.topology(), call)
@@ -99,6 +105,7 @@ class Definitions:
         if len(self._written) >= MAX_KEPT:
             self._written.clear()
         self._written[key] = (value, now + seconds)
+
         return True
 
 
@@ -135,6 +142,7 @@ def all_policies() -> dict[str, Policy]:
             policy = _read(name, as_text(definition))
             if policy is not None:
                 policies[name] = policy
+
     return policies
 
 
@@ -161,6 +169,7 @@ def with_decided_rates(pairs: Iterable[tuple[Policy, str]]) -> list[tuple[Policy
             policy = replace(policy, rate=Rate(int(limit), int(window)))
         if isinstance(policy.rate, Rate):
             decided.append((policy, identity))
+
     return decided
 
 
@@ -175,7 +184,9 @@ def _definition(policy: Policy) -> str:
         key = f"{getattr(key, '__module__', '')}.{getattr(key, '__qualname__', '')}"
         if not is_key(key):
             key = "site.function"
+
     fields["key"] = key
+
     return json.dumps(fields)
 
 

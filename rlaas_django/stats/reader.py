@@ -68,6 +68,7 @@ def _series(
     )
 
     # By policy, start of the step, and result.
+
     numbers: dict[str, dict[int, dict[str, int]]] = {}
     for (name, at), reply in zip(pairs, replies, strict=True):
         steps = numbers.setdefault(name, defaultdict(dict))
@@ -126,6 +127,7 @@ def watched(
             members.append((name, identity, level))
         else:
             members.append((policy, member, level))
+
     return members
 
 

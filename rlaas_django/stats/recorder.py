@@ -91,6 +91,7 @@ def flush() -> None:
             backend.execute(backend.topology(), tally.call(name))
         except backend.UnavailableError:  # a shard of a Cluster, or there is no room
             failed = max(failed, tally.observed)  # an observation is in several tallies
+
     dropped += failed
 
     with contextlib.suppress(backend.UnavailableError):
@@ -142,7 +143,10 @@ class Tally:
             self.counts[minute, UNLOGGED] += number
 
     def call(self, name: str) -> backend.Call:
-        """Return the call that adds all of it; made once."""
+        """Return the call that adds all of it.
+
+        It is made once: the counts are first added to their minutes and hours.
+        """
         for (minute, result), number in self.counts.items():
             at = minute * MINUTE
             code = CODES[result]
@@ -156,6 +160,7 @@ class Tally:
                 ranked = ranked[: statistic.size]
             key = statistic.pattern.format(name, period)
             additions.append((key, statistic, [*chain(*ranked)]))
+
         if self.lines:
             statistic = schema.REFUSALS
             additions.append((statistic.key(name), statistic, self.lines))
@@ -271,6 +276,7 @@ def _watch(tally: Tally, site: Tally, at: float, outcome: Outcome) -> None:
 def _refusal_json(
     at: float, observation: Observation, outcome: Outcome, result: str
 ) -> str:
+    """Return an entry of the refusal log, as JSON."""
     agent = ""
     if observation.source == REQUEST:
         agent = user_agent_class(observation.user_agent)
@@ -292,4 +298,5 @@ def _refusal_json(
         retry_after=retry_after,
         over=result == OVER,
     )
+
     return json.dumps(asdict(refusal))

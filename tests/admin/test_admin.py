@@ -489,7 +489,8 @@ class TestActions:
         for _ in range(2):
             assert admin_client.post(url("end"), {"override": override.pk}).status_code == 302
         assert check("alice").allowed
-        assert admin_client.post(url("end"), {"override": "nonsense"}).status_code == 302
+        for key in ("nonsense", "", "1" * 30, "1" * 5000, "-1", "²"):
+            assert admin_client.post(url("end"), {"override": key}).status_code == 302
 
     @pytest.mark.parametrize(
         "data",

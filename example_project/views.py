@@ -39,7 +39,7 @@ def rate_of_plan(request):
     return plans.get(request.user.get_username(), "3/20s")
 
 
-@rate_limit(rate_of_plan, key="user_or_ip")
+@rate_limit(rate=rate_of_plan, key="user_or_ip")
 def by_plan(request):
     return answer(request)
 

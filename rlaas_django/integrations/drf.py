@@ -259,6 +259,7 @@ def _refund(gate: Gate, charges: list[Charge]) -> None:
         return
     for charge in charges:
         limiter.refund_later(charge.decision.receipts)
+        gate.state.note_refund(charge)
 
 
 def _observe_at_end(view: Any, request: Any) -> None:

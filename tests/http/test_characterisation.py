@@ -27,7 +27,6 @@ POLICIES = {
     "wide": {"rate": "5/m", "key": "ip"},
     "narrow": {"rate": "1/m", "key": "ip"},
 }
-new_in_the_rewrite = pytest.mark.xfail(strict=False, reason="new in the rewrite")
 
 
 @pytest.fixture(autouse=True)
@@ -758,20 +757,8 @@ def test_a_request_that_the_outer_limit_refuses_is_not_charged_to_the_inner_one(
     assert charged("narrow", "wide") == [1, 1]
 
 
-# changes: today a rule and the decorator of a function are decided in one call, so the refusal lists both.
-outer_alone = pytest.mark.parametrize(
-    "layer",
-    [
-        two_decorators,
-        pytest.param(rule_and_decorator, marks=new_in_the_rewrite),
-        rule_and_class,
-        class_and_method,
-    ],
-)
-
-
 @both_ways
-@outer_alone
+@every_layering
 def test_a_refusal_by_the_outer_limit_lists_it_alone(stack, layer):
     site = stack(layer, "narrow", "wide")
     site.get()
@@ -779,7 +766,7 @@ def test_a_refusal_by_the_outer_limit_lists_it_alone(stack, layer):
 
 
 @both_ways
-@outer_alone
+@every_layering
 def test_a_refusal_by_the_outer_limit_is_observed_once(stack, layer, observations):
     site = stack(layer, "narrow", "wide")
     site.statuses(2)

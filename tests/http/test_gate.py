@@ -15,6 +15,7 @@ from rlaas_django.middleware import RateLimitMiddleware
 
 from tests.support.cancellation import MOMENTS, assert_soon_charged, cancelled
 from tests.support.http import KINDS, as_kind, call
+from tests.support.internals import observers
 
 
 def ok(request):
@@ -126,6 +127,45 @@ def test_a_refusal_does_not_refund_a_function_that_has_run(clock):
         expensive(request)
         other(request)
     assert len(runs) == 2
+
+
+@pytest.fixture
+def observed():
+    """Collect the policies and the result of each observation."""
+    observations = []
+
+    def observe(observation):
+        policies = [str(outcome.policy) for outcome in observation.decision.outcomes]
+        observations.append((policies, observation.result))
+
+    observers.add(observe)
+    yield observations
+    observers.remove(observe)
+
+
+def resolve(request):
+    """Call limited functions one after the other, as a GraphQL view does."""
+    rate_limit("9/m", key="ip", group="books")(ok)(request)
+    return rate_limit("1/m", key="ip", group="authors")(ok)(request)
+
+
+def test_functions_one_after_the_other_are_observed_one_by_one(clock, observed):
+    for _ in range(2):
+        resolve(RequestFactory().get("/"))
+    books = (["books"], "allowed")
+    assert observed == [books, (["authors"], "allowed"), books, (["authors"], "refused")]
+
+
+@pytest.mark.parametrize(
+    "around", [RateLimitMiddleware, rate_limit("9/m", key="ip", group="around")], ids=["middleware", "decorator"]
+)
+def test_within_other_limits_they_are_one_request(clock, configure, observed, around):
+    configure(MIDDLEWARE=[{"path": "/elsewhere/", "policies": ["default"]}])
+    limited = around(resolve)
+    for _ in range(2):
+        limited(RequestFactory().get("/"))
+    assert [result for _, result in observed] == ["allowed", "refused"]
+    assert {"books", "authors"} <= set(observed[0][0])
 
 
 async def test_a_cancelled_function_is_refunded_and_one_that_has_run_is_not(clock):

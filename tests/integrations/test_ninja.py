@@ -19,7 +19,7 @@ from ninja import throttling  # noqa: E402
 from ninja.conf import settings as ninja_settings  # noqa: E402
 from ninja.security import APIKeyHeader  # noqa: E402
 from ninja.testing import TestAsyncClient, TestClient  # noqa: E402
-from rlaas_django import Policy, backend, peek  # noqa: E402
+from rlaas_django import Policy, backend, peek, rate_limit  # noqa: E402
 from rlaas_django.integrations import ninja as ours  # noqa: E402
 from rlaas_django.integrations.ninja import (  # noqa: E402
     AnonRateThrottle,
@@ -32,7 +32,8 @@ from rlaas_django.integrations.ninja import (  # noqa: E402
 from rlaas_django.signals import rate_limited  # noqa: E402
 
 from tests.support.http import OURS  # noqa: E402
-from tests.support.internals import overrides  # noqa: E402
+from tests.support.http import Site as HttpSite  # noqa: E402
+from tests.support.internals import observers, overrides  # noqa: E402
 from tests.support.observation import commands_sent, hanging  # noqa: E402
 from tests.support.parallel import in_processes, in_threads  # noqa: E402
 
@@ -399,6 +400,68 @@ def test_refusals_are_signalled(site, clock):
     site.serve(UserRateThrottle("1/m")).statuses(2, "alice")
     rate_limited.disconnect(receiver)
     assert seen == ["ninja.user-60s"]
+
+
+@pytest.fixture
+def observed():
+    """Collect the results of the observations."""
+    results = []
+
+    def observe(observation):
+        results.append(observation.result)
+
+    observers.add(observe)
+    yield results
+    observers.remove(observe)
+
+
+def limited_view(kind):
+    limit = rate_limit("2/m", key="ip", group="own")
+    if kind == "def":
+
+        @limit
+        def operation(request):
+            return "hello"
+    else:
+
+        @limit
+        async def operation(request):
+            return "hello"
+
+    return operation
+
+
+def serve_with_throttle(settings, kind, *, decorated):
+    """Serve an operation with a throttle and a limit."""
+    api = make_api(throttle=[AnonRateThrottle("9/m")])
+    if decorated:
+        api.add_decorator(throttled, mode="view")
+    api.get("/")(limited_view(kind))
+    site = HttpSite("wsgi, def" if kind == "def" else "asgi, async def", settings)
+    site.serve({"": api.urls})
+    return site
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_with_the_decorator_a_throttle_and_a_limit_are_one_request_in_the_statistics(settings, clock, kind, observed):
+    site = serve_with_throttle(settings, kind, decorated=True)
+    assert site.statuses(3) == [200, 200, 429]
+    assert observed == ["allowed", "allowed", "refused"]
+
+
+def test_without_the_decorator_a_throttle_is_observed_by_itself(settings, clock, observed):
+    site = serve_with_throttle(settings, "def", decorated=False)
+    assert site.statuses(1) == [200]
+    assert observed == ["allowed", "allowed"]
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_what_the_limit_refuses_is_refunded_to_the_throttle(settings, clock, kind):
+    site = serve_with_throttle(settings, kind, decorated=True)
+    refused = [site.get() for _ in range(4)][-1]
+    assert refused["RateLimit"] == '"ninja.anon-60s";r=7;t=60, "own";r=0;t=60'
+    throttle = Policy("ninja.anon-60s", "9/m", key="ip", algo=COMPACT)
+    assert peek("203.0.113.9", throttle).current_count == 2
 
 
 def test_an_override_of_a_user_applies(site, clock):

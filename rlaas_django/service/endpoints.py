@@ -23,9 +23,9 @@ from .answers import (
     ProblemError,
     decision_json,
     decision_response,
-    fails_closed,
     info_json,
     policy_json,
+    require_available,
     wants_text,
     with_headers,
 )
@@ -97,8 +97,7 @@ async def usage(request: HttpRequest, caller: Caller, call: Call) -> HttpRespons
     identity, policy_set, cost = read_subject(request, caller)
 
     decision = await call(limiter.peek, limiter.apeek, identity, policy_set, cost=cost)
-    if decision.unavailable:
-        raise fails_closed(decision)
+    require_available(decision)
 
     response = JsonResponse(decision_json(decision, caller))
     return with_headers(response, decision)

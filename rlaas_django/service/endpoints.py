@@ -1,4 +1,8 @@
-"""The endpoints: what each reads, calls and responds."""
+"""The endpoints: what each reads, calls and responds.
+
+An endpoint gets the request, who calls it, and `call`, by which it calls the limiter
+(see calls.py).
+"""
 
 from __future__ import annotations
 
@@ -154,7 +158,10 @@ async def openapi(request: HttpRequest, *_: Any) -> HttpResponse:
 
 
 async def metrics(_: HttpRequest, __: Caller, call: Call) -> HttpResponse:
-    """Return the metrics as Prometheus reads them."""
+    """Return the metrics as Prometheus reads them.
+
+    404 where they are not installed.
+    """
     if not apps.is_installed(METRICS):
         detail = f"There are no metrics: add '{METRICS}.Metrics' to INSTALLED_APPS."
         raise ProblemError(detail, 404)
@@ -170,7 +177,7 @@ async def health(_: HttpRequest, __: Caller, call: Call) -> HttpResponse:
 
     Without addresses, as anybody may call this.
     """
-    identity = EncodedIdentity("health")
+    identity = EncodedIdentity("health")  # of nobody
     decision = await call(limiter.peek, limiter.apeek, identity)
 
     servers = backend.topology().servers()

@@ -1,4 +1,7 @@
-"""The views: who calls, by which method, under which limit; then the endpoint."""
+"""The views: who calls, by which method, under which limit; then the endpoint.
+
+The sync and the async view of an endpoint have one body, `Endpoint.respond`.
+"""
 
 from __future__ import annotations
 

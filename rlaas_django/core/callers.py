@@ -58,18 +58,25 @@ def parse_tokens(
     """Parse RATE_LIMITER['SERVICE']['TOKENS']; PolicyError when an entry is invalid."""
     if not isinstance(tokens, Mapping):
         raise PolicyError("TOKENS should be a dict of names and tokens.")
+
     for name, entry in tokens.items():
         try:
             caller = _parse_caller(name, entry, policies)
         except PolicyError as error:
             raise PolicyError(f"TOKENS[{name!r}]: {error}") from None
+
         for digest in entry["digests"]:
             yield digest, caller
 
 
 def _parse_caller(name: Any, entry: Any, policies: Mapping[str, Policy]) -> Caller:
+    """Parse an entry of TOKENS.
+
+    >>> _parse_caller("billing", {"digests": ["<SHA-256>"], "verbs": ["check"]}, {})
+    """
     if not (isinstance(name, str) and NAME.fullmatch(name)):
         raise PolicyError("write a name of 1 to 100 of A-Z a-z 0-9 _ . -")
+
     if not isinstance(entry, Mapping):
         raise PolicyError(
             'write {"digests": ["<SHA-256 of the token>"], "verbs": ["check"]}.'
@@ -85,11 +92,14 @@ def _parse_caller(name: Any, entry: Any, policies: Mapping[str, Policy]) -> Call
 
     verbs = _texts(entry, "verbs", DEFAULT_VERBS)
     _require_known("verb", verbs, VERBS)
+
     names = _texts(entry, "policies", None)
     _require_known("policy", names or (), policies)
+
     limit = entry.get("limit")
     if limit is not None:
         _require_known("policy", [limit], policies)
+
     return Caller(name, verbs, names, limit)
 
 
@@ -98,14 +108,17 @@ def _texts(entry: Mapping[str, Any], option: str, default: Any) -> Any:
     texts = entry.get(option)
     if texts is None:
         return default
+
     is_list = isinstance(texts, (list, tuple))
     if not is_list or not all(isinstance(text, str) for text in texts):
         kind = type(texts).__name__
         raise PolicyError(f"{option} should be a list of texts, not {kind}.")
+
     return frozenset(texts)
 
 
 def _require_known(word: str, names: Iterable[Any], known: Iterable[str]) -> None:
+    """Raise a PolicyError for a name that is not known."""
     known = list(known)
     for name in names:
         if name not in known:

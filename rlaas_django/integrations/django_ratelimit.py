@@ -63,8 +63,9 @@ class RatelimitMiddleware(MiddlewareMixin):
 
     def process_exception(self, request: Any, exception: Exception) -> Any:
         view = _setting("VIEW")
-        if view is None or not isinstance(exception, Ratelimited):
+        if not view or not isinstance(exception, Ratelimited):
             return None
+
         return import_string(view)(request, exception)
 
 
@@ -79,7 +80,7 @@ def ratelimit(
 
     >>> @ratelimit(key="ip", rate="5/m", method=ratelimit.UNSAFE)
     """
-    if isinstance(rate, str) and "." not in rate:
+    if isinstance(rate, str) and not _is_function(rate):
         _parse_rate(rate)  # a typo is an error when the module is imported
 
     def decorator(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,22 +137,20 @@ def get_usage(
     if not _applies(request, methods):
         return None
 
-    name = group
-    label = group
-    if group is None:
-        name = view_name(fn)
-        label = view_label(fn)
-
-    if callable(rate) or (isinstance(rate, str) and "." in rate):
+    name = view_name(fn) if group is None else group
+    if _is_function(rate):
         rate = _imported(rate)(name, request)
     if rate is None:
         return None
 
-    counter = _counter(name, label, methods, *_parse_rate(rate))
+    label = view_label(fn) if group is None else group
+    counter = _counter(name, label, methods, rate)
     identity = _identity(request, name, key)
     if increment:
         return _charge(request, identity, counter)
-    return _usage(limiter.peek(identity, _policy_set(counter.counted)), counter.limit)
+
+    decision = limiter.peek(identity, _policy_set(counter.counted))
+    return _usage(decision, counter.limit)
 
 
 for _function in (ratelimit, is_ratelimited, get_usage):
@@ -162,13 +161,20 @@ def _setting(name: str, default: Any = None) -> Any:
     return getattr(settings, f"RATELIMIT_{name}", default)
 
 
+def _is_function(value: Any) -> bool:
+    """Return whether this is a function, or the dotted path of one."""
+    return callable(value) or (isinstance(value, str) and "." in value)
+
+
 def _imported(value: Any) -> Any:
     return import_string(value) if isinstance(value, str) else value
 
 
 def _applies(request: Any, methods: tuple[str, ...]) -> bool:
+    """Return whether a request is limited."""
     if not _setting("ENABLE", True) or not conf.config().enabled:
         return False
+
     return not methods or request.method in methods
 
 
@@ -178,6 +184,7 @@ def _parse_methods(method: Any) -> tuple[str, ...]:
         return ()
     if isinstance(method, str):
         method = [method]
+
     return tuple(sorted(name.upper() for name in method))
 
 
@@ -187,21 +194,25 @@ def _parse_rate(rate: str | tuple[int, int]) -> tuple[int, int]:
     is_zero = rate[0] in ("0", 0) and rate[1] != 0
     if is_zero:
         rate = f"1{rate[1:]}" if isinstance(rate, str) else (1, rate[1])
+
     try:
         parsed = Rate.parse(rate)
     except PolicyError as error:
         raise ImproperlyConfigured(str(error)) from error
+
     return 0 if is_zero else parsed.limit, parsed.window
 
 
 @functools.lru_cache(maxsize=1024)
-def _counter(
-    group: Any, label: Any, methods: tuple[str, ...], limit: int, window: int
-) -> Counter:
+def _counter(group: str, label: str, methods: tuple[str, ...], rate: Any) -> Counter:
+    """Return the counter of a group, a rate and the methods that are limited."""
     if not NAME.fullmatch(group):
         group = f"{group}-{digest(group)[:8]}"
+
+    limit, window = _parse_rate(rate)
     ending = "-".join(["", f"{limit}.{window}s", *methods])
     name = policy_name(group, ending)
+
     options: Any = {"algo": FIXED_WINDOW, "label": policy_name(label, "")}
     return Counter(
         limit,
@@ -225,18 +236,19 @@ def _policy_set(policy: Policy) -> CompiledPolicySet:
         topology = backend.topology(alias)
         policy_set = CompiledPolicySet((policy,), config, topology)
         config.derived.policy_sets[policy, alias] = policy_set
+
     return policy_set
 
 
 def _charge(
     request: Any, identity: EncodedIdentity, counter: Counter
 ) -> dict[str, Any] | None:
-    """Count a request; return its usage, or None where Redis is unavailable."""
+    """Count a request; return its usage, None where it passes without Redis."""
     policy_set = _policy_set(counter.counted)
     decision = limiter.check(identity, policy_set, source=None)
-    if decision.degraded and _setting("FAIL_OPEN"):
-        return None
     if decision.degraded:
+        if _setting("FAIL_OPEN"):
+            return None
         return {"count": 0, "limit": 0, "should_limit": True, "time_left": -1}
 
     usage = _usage(decision, counter.limit)
@@ -256,6 +268,7 @@ def _usage(decision: Decision, limit: int) -> dict[str, Any]:
         count = decision.limit - decision.remaining
         # An exempt client is not counted.
         is_over = count > limit and count > decision.current_count
+
     return {
         "count": count,
         "limit": limit,
@@ -291,15 +304,18 @@ def _identity(request: Any, group: Any, key: Any) -> EncodedIdentity:
     counted together.
     """
     if key in ("user", "user_or_ip") and request.user.is_authenticated:
-        return _encoded("user", request.user.pk)
+        return _encoded("user", str(request.user.pk))
+
     if key in ("ip", "user", "user_or_ip"):
         return EncodedIdentity(f"ip={encode(_address(request))}")
 
     kind, colon, _ = str(key).partition(":")
     if colon and kind in ("get", "post", "header"):
         return _encoded(kind, read_name(request, key))
-    if callable(key) or "." in str(key):
+
+    if _is_function(key):
         return _encoded("key", str(_imported(key)(group, request)))
+
     raise ImproperlyConfigured(
         f"{key!r} is no key; write 'ip', 'user', 'user_or_ip', 'header:x', "
         "a function ..."
@@ -307,29 +323,31 @@ def _identity(request: Any, group: Any, key: Any) -> EncodedIdentity:
 
 
 def _encoded(kind: str, value: Any) -> EncodedIdentity:
+    """Return the identity of a value; all without one have one identity."""
     if not value:
         return EncodedIdentity(f"{kind}=")
+
     return EncodedIdentity(encode_name(kind, value, conf.config().encoding))
 
 
 def _address(request: Any) -> str:
     """Return the address of a client, or its network."""
-    text = _written_address(request)
+    key = _setting("IP_META_KEY")
+    if not key:
+        text = client_address(request)
+    elif _is_function(key):
+        text = _imported(key)(request)
+    else:
+        text = request.META.get(key)
+
     address = parse_address(text or "")
     if address is None:
         raise ImproperlyConfigured(
             f"{text!r} is no address; see RATELIMIT_IP_META_KEY and TRUSTED_PROXIES."
         )
+
     mask = _setting(f"IPV{address.version}_MASK", DEFAULT_MASKS[address.version])
     if mask == address.max_prefixlen:
         return str(address)
+
     return str(ipaddress.ip_network((address, mask), strict=False))
-
-
-def _written_address(request: Any) -> Any:
-    key = _setting("IP_META_KEY")
-    if not key:
-        return client_address(request)
-    if callable(key) or "." in key:
-        return _imported(key)(request)
-    return request.META.get(key)

@@ -51,10 +51,12 @@ class ProblemError(Exception):
         }
 
 
-def fails_closed(decision: Decision) -> ProblemError:
-    """Return the problem of a decision that was refused without Redis."""
-    detail = f"Redis is unavailable, and policy {decision.policy.name!r} fails closed."
-    return ProblemError(detail, 503, decision=decision)
+def require_available(decision: Decision) -> None:
+    """Raise a ProblemError for a decision that was refused without Redis."""
+    if decision.unavailable:
+        name = decision.policy.name
+        detail = f"Redis is unavailable, and policy {name!r} fails closed."
+        raise ProblemError(detail, 503, decision=decision)
 
 
 def unknown(kind: str, word: object, known: Iterable[str]) -> str:
@@ -67,8 +69,7 @@ def decision_response(
     request: HttpRequest, decision: Decision, caller: Caller, *, as_text: bool
 ) -> HttpResponse:
     """Return the response to a check: 200 or 429."""
-    if decision.unavailable:
-        raise fails_closed(decision)
+    require_available(decision)
 
     status = 200 if decision.allowed else 429
     if as_text:

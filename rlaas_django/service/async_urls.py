@@ -1,8 +1,10 @@
-"""The URLs of the service with async views, for a site that runs under ASGI."""
+"""The URLs of the service with async views, for a site that runs under ASGI.
 
-from .urls import app_name, patterns
+>>> path("rlaas/", include("rlaas_django.service.async_urls"))
+"""
+
+from . import urls
 from .views import async_view
 
-__all__ = ["app_name", "urlpatterns"]
-
-urlpatterns = patterns(async_view)
+app_name = urls.app_name
+urlpatterns = urls.patterns(async_view)

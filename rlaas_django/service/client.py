@@ -216,7 +216,7 @@ class Client(_BaseClient):
             self._open()  # the connections of the parent process are not ours to use
 
         # httpx bounds each read by itself; a future bounds the whole call, also the
-        # resolution of the name. No request is sent once nobody waits for it.
+        # look-up of the name. What has not begun by then is not sent.
         future = self._threads.submit(self._http.post, path, content=body)
         try:
             return future.result(self.timeout)

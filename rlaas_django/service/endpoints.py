@@ -1,4 +1,8 @@
-"""The endpoints: what each reads, calls and responds."""
+"""The endpoints: what each reads, calls and responds.
+
+An endpoint gets the request, who calls it, and `call`, by which it calls the limiter
+(see calls.py).
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,9 @@ from .answers import (
     ProblemError,
     decision_json,
     decision_response,
-    fails_closed,
     info_json,
     policy_json,
+    require_available,
     wants_text,
     with_headers,
 )
@@ -98,8 +102,7 @@ async def usage(request: HttpRequest, caller: Caller, call: Call) -> HttpRespons
     identity, policy_set, cost = read_subject(request, caller)
 
     decision = await call(limiter.peek, limiter.apeek, identity, policy_set, cost=cost)
-    if decision.unavailable:
-        raise fails_closed(decision)
+    require_available(decision)
 
     response = JsonResponse(decision_json(decision, caller))
     return with_headers(response, decision)
@@ -156,7 +159,10 @@ async def openapi(request: HttpRequest, *_: Any) -> HttpResponse:
 
 
 async def metrics(_: HttpRequest, __: Caller, call: Call) -> HttpResponse:
-    """Return the metrics as Prometheus reads them."""
+    """Return the metrics as Prometheus reads them.
+
+    404 where they are not installed.
+    """
     if not apps.is_installed(METRICS):
         detail = f"There are no metrics: add '{METRICS}.Metrics' to INSTALLED_APPS."
         raise ProblemError(detail, 404)
@@ -172,7 +178,7 @@ async def health(_: HttpRequest, __: Caller, call: Call) -> HttpResponse:
 
     Without addresses, as anybody may call this.
     """
-    identity = EncodedIdentity("health")
+    identity = EncodedIdentity("health")  # of nobody
     decision = await call(limiter.peek, limiter.apeek, identity)
 
     servers = backend.topology().servers()

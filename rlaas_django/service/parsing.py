@@ -1,4 +1,11 @@
-"""HTTP in: from a query or a JSON body to what the limiter checks. No I/O."""
+"""HTTP in: from a query or a JSON body to what the limiter checks. No I/O.
+
+These name the same:
+
+    GET check?userId=alice&policy=search&cost=2
+    POST check {"userId": "alice", "policy": "search", "cost": 2}
+    POST check {"identity": {"user": "alice"}, "policies": ["search"], "cost": 2}
+"""
 
 from __future__ import annotations
 
@@ -139,6 +146,7 @@ def _require_fields(source: Any, fields: Collection[str]) -> Json:
 def _read_query(request: HttpRequest) -> Json:
     """Return the query as a JSON body would name the same."""
     source: Json = {}
+
     for name, values in request.GET.lists():
         if name not in (*QUERY, "format"):
             raise ProblemError(unknown("parameter", name, QUERY))
@@ -196,7 +204,8 @@ def _parse_policies(source: Json) -> list[str]:
     if "policy" in source and "policies" in source:
         raise ProblemError('Give "policy" or "policies", not both.')
 
-    names = source.get("policies", [source.get("policy", DEFAULT)])
+    policy = source.get("policy", DEFAULT)
+    names = source.get("policies", [policy])
     is_list = isinstance(names, list) and names
     if is_list and all(isinstance(name, str) for name in names):
         return names  # type: ignore[no-any-return]

@@ -58,11 +58,8 @@ def read(text: Any) -> Receipt:
     except (BadSignature, ValueError):
         raise ValueError("This is not a receipt of a check.") from None
 
-    policies: set[str] = set()
-    for keys, _ in charged:
-        counters = filter(None, map(parse_counter_key, keys))
-        policies.update(policy for policy, _ in counters)
-
+    counters = [parse_counter_key(key) for keys, _ in charged for key in keys]
+    policies = {counter[0] for counter in counters if counter is not None}
     return Receipt(policies, charged)
 
 

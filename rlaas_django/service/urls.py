@@ -11,38 +11,48 @@ from typing import Any
 from django.urls import URLPattern, path, re_path
 
 from . import endpoints
-from .views import Endpoint, sync_view
+from .views import sync_view
 
-GET = ("GET",)
-POST = ("POST",)
-GET_OR_POST = ("GET", "POST")
-# Those of the original request, where a proxy keeps its method.
+# `auth/<policies>`, and what Envoy appends to it: the path of the original request.
+AUTH = r"^auth(?:/(?P<policies>[^/]+)(?P<path>/.*)?)?$"
+# The method is that of the original request, where a proxy keeps it.
 FORWARDED = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
-ENDPOINTS = {
-    "check": Endpoint(endpoints.check, GET_OR_POST, "check"),
-    "check/batch": Endpoint(endpoints.check_batch, POST, "check"),
-    "usage": Endpoint(endpoints.usage, GET_OR_POST, "usage"),
-    "refund": Endpoint(endpoints.refund, POST, "refund"),
-    "reset": Endpoint(endpoints.reset, POST, "reset"),
-    "policies": Endpoint(endpoints.policies, GET, "policies"),
-    "info": Endpoint(endpoints.info, GET, "info"),
-    "metrics": Endpoint(endpoints.metrics, GET, "metrics"),
-    "health": Endpoint(endpoints.health, GET),
-    "openapi.json": Endpoint(endpoints.openapi, GET),
-}
-AUTH = Endpoint(endpoints.forward_auth, FORWARDED, "check")
-AUTH_ROUTE = r"^auth(?:/(?P<policies>[^/]+)(?P<path>/.*)?)?$"
 
+def patterns(view: Callable[..., Any]) -> list[URLPattern]:
+    """Return the URL patterns, with sync or async views.
 
-def patterns(view: Callable[[Endpoint], Any]) -> list[URLPattern]:
-    """Return the URL patterns of the endpoints, with sync or async views."""
-    routes = [re_path(AUTH_ROUTE, view(AUTH), name="auth")]
-    for route, endpoint in ENDPOINTS.items():
-        name = route.replace("/", "-").removesuffix(".json")
-        routes.append(path(route, view(endpoint), name=name))
-
-    return routes
+    A view has a function, the verb that a caller needs, if any, and its methods.
+    """
+    return [
+        path(
+            "check",
+            view(endpoints.check, "check", "GET", "POST"),
+            name="check",
+        ),
+        path(
+            "check/batch",
+            view(endpoints.check_batch, "check", "POST"),
+            name="check-batch",
+        ),
+        path(
+            "usage",
+            view(endpoints.usage, "usage", "GET", "POST"),
+            name="usage",
+        ),
+        path("refund", view(endpoints.refund, "refund", "POST"), name="refund"),
+        path("reset", view(endpoints.reset, "reset", "POST"), name="reset"),
+        path("policies", view(endpoints.policies, "policies", "GET"), name="policies"),
+        path("info", view(endpoints.info, "info", "GET"), name="info"),
+        path("metrics", view(endpoints.metrics, "metrics", "GET"), name="metrics"),
+        path("health", view(endpoints.health, None, "GET"), name="health"),
+        path("openapi.json", view(endpoints.openapi, None, "GET"), name="openapi"),
+        re_path(
+            AUTH,
+            view(endpoints.forward_auth, "check", *FORWARDED),
+            name="auth",
+        ),
+    ]
 
 
 app_name = "rlaas_service"

@@ -1,4 +1,7 @@
-"""The views: who calls, by which method, under which limit; then the endpoint."""
+"""The views: who calls, by which method, under which limit; then the endpoint.
+
+The sync and the async view of an endpoint have one body, `Endpoint.respond`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from .. import limiter
 from ..backend import UnavailableError
 from ..core.callers import Caller
 from ..decorators import rate_limit_exempt
-from .answers import ProblemError, fails_closed, problem_response
+from .answers import ProblemError, problem_response, require_available
 from .auth import authenticate
 from .calls import Call, call_async, call_sync, run
 
@@ -22,11 +25,11 @@ UNAVAILABLE = ProblemError("Redis is unavailable.", 503, {"Retry-After": "1"})
 
 
 class Endpoint(NamedTuple):
-    """A function of endpoints.py, by which methods it is called, and by whom."""
+    """A function of endpoints.py, by whom it is called, and by which methods."""
 
     function: Callable[..., Awaitable[HttpResponse]]
+    verb: str | None  # None: anybody may call it
     methods: tuple[str, ...]
-    verb: str | None = None  # None: anybody may call it
 
     async def respond(
         self, request: HttpRequest, call: Call, **arguments: Any
@@ -74,17 +77,16 @@ async def _require_quota(caller: Caller, call: Call) -> None:
         source=caller.source,
     )
 
-    if decision.unavailable:
-        raise fails_closed(decision)
-
+    require_available(decision)
     if not decision.allowed:
         name = caller.limit
         detail = f"This caller is over its own limit, {name!r}; nothing was checked."
         raise ProblemError(detail, 429, decision=decision)
 
 
-def sync_view(endpoint: Endpoint) -> Callable[..., HttpResponse]:
+def sync_view(function: Any, verb: str | None, *methods: str) -> Any:
     """Return the view of an endpoint for WSGI."""
+    endpoint = Endpoint(function, verb, methods)
 
     @rate_limit_exempt  # a caller may have a limit of its own
     @csrf_exempt  # `auth` checks it where no token says who calls
@@ -95,8 +97,9 @@ def sync_view(endpoint: Endpoint) -> Callable[..., HttpResponse]:
     return view
 
 
-def async_view(endpoint: Endpoint) -> Callable[..., Awaitable[HttpResponse]]:
+def async_view(function: Any, verb: str | None, *methods: str) -> Any:
     """Return the view of an endpoint for ASGI."""
+    endpoint = Endpoint(function, verb, methods)
 
     @rate_limit_exempt
     @csrf_exempt

@@ -103,6 +103,7 @@ def keys() -> Iterator[Finding]:
     pages = backend.scan("rlaas:*", SCANNED)
     sample = [key for page in pages for key in page][:SAMPLED]
     ttls = backend.run_commands([("PTTL", key) for key in sample])
+
     lasting = [key for key, ttl in zip(sample, ttls, strict=True) if ttl == -1]
     if lasting:
         yield Finding(
@@ -117,6 +118,7 @@ def keys() -> Iterator[Finding]:
 
     policies: dict[str, Counters] = {}
     measure(sample, policies)
+
     total = sum(counters.bytes for counters in policies.values())
     for name in sorted(policies, key=lambda name: -policies[name].bytes):
         counters = policies[name]
@@ -143,6 +145,7 @@ def proxies() -> Iterator[Finding]:
     private = {address for address in addresses if diagnosis.is_private(address)}
     if (conf.raw() or {}).get("TRUSTED_PROXIES") == []:
         private.clear()  # the site says that these are clients
+
     for suspects, text, fix in (
         (
             trusted,

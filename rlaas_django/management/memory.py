@@ -27,6 +27,7 @@ class Counters:
 
     @property
     def bytes_per_identity(self) -> int:
+        """The mean; an identity may have counters of several windows."""
         return round(self.bytes / len(self.identities))
 
 
@@ -37,6 +38,7 @@ def measure(keys: Sequence[str], counters: dict[str, Counters]) -> None:
         pair = parse_counter_key(key)
         if pair is None or not number:  # it is not a counter, or it has expired
             continue
+
         policy, identity = pair
         sampled = counters.setdefault(policy, Counters())
         sampled.keys += 1
@@ -113,6 +115,7 @@ def _row(name: str, counters: Counters, identities: int) -> dict[str, Any]:
     algorithm = ""  # of a policy that this site does not have any more
     if policy is not None:
         algorithm = policy.algo or conf.config().algo
+
     return {
         "policy": name,
         "algorithm": algorithm,

@@ -71,6 +71,7 @@ class Output:
             max(len(self._text(cell)) for cell in column)
             for column in zip(*table, strict=True)
         ]
+
         for row in table:
             cells = []
             for name, width, cell in zip(columns, widths, row, strict=True):
@@ -85,13 +86,16 @@ class Output:
         self.stdout.write(text.replace("\x7f", "\\u007f"))
 
     def _text(self, part: object) -> str:
+        """Return a text without its style, safe to print."""
         if isinstance(part, Styled):
             part = part.text
+
         # Durations have no-break spaces, which a terminal of another encoding lacks.
         text = printable(str(part).replace("\u00a0", " "))
         return text.encode(self._encoding, "backslashreplace").decode(self._encoding)
 
     def _shown(self, part: object, form: str = "") -> str:
+        """Return a text as it is printed, in its style."""
         text = format(self._text(part), form)
         if self._style is None or not isinstance(part, Styled):
             return text
@@ -129,6 +133,7 @@ class Progress:
         text = f"{done:,} {self._unit}, {done / elapsed:,.0f}/s"
         if share:
             text = f"{share:4.0%} {text}, {elapsed / share - elapsed:.0f} s left"
+
         if not self._is_terminal:
             self._stream.write(f"{text}\n")
         else:
@@ -174,6 +179,7 @@ def size(number: float) -> str:
     while number >= 999.5 and len(units) > 1:
         number /= 1000
         del units[0]
+
     unit = units[0]
     digits = ".3g"
     if unit == "TB" or (unit != "B" and number < 9.95):

@@ -61,7 +61,6 @@ from rlaas_django.replay.log_lines import Request as LogRequest
 from rlaas_django.replay.policies import parse_policy
 from rlaas_django.replay.report import report as replay_report
 from rlaas_django.replay.running import Replay
-from rlaas_django.replay.sources import Filter as LogFilter
 from rlaas_django.replay.sources import Log
 from rlaas_django.runtime import log, observers, registry
 from rlaas_django.service import auth as service_auth
@@ -107,7 +106,6 @@ __all__ = [
     "LocalLimiter",
     "LocalReply",
     "Log",
-    "LogFilter",
     "LogRequest",
     "NextAttempt",
     "Outcome",

@@ -104,6 +104,7 @@ class Command(BaseCommand):
         if self.stdout.isatty() or options["force_color"]:
             style = self.style
         output = Output(self.stdout, self.stderr, style, as_json=options["json"])
+
         subcommand = SUBCOMMANDS[options["command"]]
         try:
             code = subcommand.run(argparse.Namespace(**options), output)
@@ -119,6 +120,7 @@ class Command(BaseCommand):
             # Python flushes standard output once more at the exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 1
+
         if code:
             sys.exit(code)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 from django.utils import timezone
@@ -17,7 +18,7 @@ from ..operators import usage
 from ..operators.identities import describe
 from ..runtime import registry
 from ..stats import reader, schema
-from .output import HEADING, Output, Styled, local, minute, percent, plural, size
+from .output import HEADING, Output, Styled, minute, percent, plural, size
 from .subcommands import (
     IDENTITY,
     POLICY,
@@ -355,7 +356,7 @@ class Watch(Top):
         rows = self.rows(options)
         minutes = reader.minutes([schema.SITE], hours=1)
         counts = minutes[schema.SITE][-1]
-        now = local(timezone.now())
+        now = datetime.now(timezone.get_current_timezone())
 
         if output.as_json:
             line = {
@@ -370,7 +371,7 @@ class Watch(Top):
         requests = f"{counts.total} requests, {counts.refused} refused"
         summary = f"{now:%H:%M:%S}  this minute: {requests}"
 
-        if output.is_terminal:
+        if output.stdout.isatty():
             output.stdout.write(CLEAR_SCREEN, ending="")
             output.line(Styled(summary, HEADING))
             self.show(rows, output)

@@ -50,11 +50,6 @@ class Output:
         self._style = style  # None: without colours
         self._encoding = getattr(stdout, "encoding", None) or "utf-8"
 
-    @property
-    def is_terminal(self) -> bool:
-        """Whether somebody looks on."""
-        return self.stdout.isatty()
-
     def line(self, *parts: object) -> None:
         """Print a line of texts, some of them `Styled`."""
         self.stdout.write("".join(self._shown(part) for part in parts))
@@ -150,14 +145,13 @@ class Progress:
             self._stream.flush()
 
 
-def local(at: datetime) -> datetime:
-    """Return a time in the current time zone; with USE_TZ off, all times are."""
-    return timezone.localtime(at) if timezone.is_aware(at) else at
-
-
 def minute(at: datetime | None) -> str:
     """Return a time as `2026-11-18 15:40` in the current time zone; '' for None."""
-    return f"{local(at):%Y-%m-%d %H:%M}" if at else ""
+    if at is None:
+        return ""
+    if timezone.is_aware(at):  # with USE_TZ off, all times are in it
+        at = timezone.localtime(at)
+    return f"{at:%Y-%m-%d %H:%M}"
 
 
 def plural(number: int, noun: str) -> str:

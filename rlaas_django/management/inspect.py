@@ -15,7 +15,7 @@ from ..core.policy import DEFAULT, Policy, Rate
 from ..core.rules import Rule
 from ..models import OperatorAction, Override
 from ..operators import usage
-from ..operators.identities import describe
+from ..operators.identities import describe, duration
 from ..runtime import registry
 from ..stats import reader, schema
 from .output import HEADING, Output, Styled, minute, percent, plural, size
@@ -246,12 +246,16 @@ def _override_json(override: Override) -> dict[str, str]:
 def _usage_cells(row: usage.Row) -> tuple[object, ...]:
     """Return the cells of a table with USAGE_COLUMNS."""
     outcome = row.outcome
+    resets_in = ""
+    if outcome.current_count:
+        resets_in = duration(outcome.reset_after)
+
     return (
         outcome.policy.name,
         Styled(outcome.current_count, LEVEL_STYLES[row.level]),
         outcome.limit,
         f"{row.percent} %",
-        row.resets_in,
+        resets_in,
         row.refused_today,
     )
 

@@ -223,13 +223,15 @@ def replaced(**values: Any) -> Iterator[None]:
     """
     global _latest
     before = config()
+    within = replace(before, **values, derived={}, compiled={})
+    _latest = within
     config.cache_clear()
-    _latest = replace(before, **values, derived={}, compiled={})
     try:
         yield
     finally:
-        _forget()
         _latest = before
+        config.cache_clear()
+        _close(within)
 
 
 @receiver(setting_changed)
@@ -244,16 +246,18 @@ _of_parent: list[Config] = []
 
 def _forget() -> None:
     global _latest
-    derived = (
-        []
-        if _latest is None or _latest.pid != os.getpid()
-        else [*_latest.derived.values()]
-    )
+    before = _latest
     _latest = None
     config.cache_clear()
-    for each in derived:
-        if hasattr(each, "close"):  # connections of the settings that were replaced
-            each.close()
+    if before is not None and before.pid == os.getpid():
+        _close(before)
+
+
+def _close(replaced_config: Config) -> None:
+    """Close the connections of settings that were replaced."""
+    for derived in list(replaced_config.derived.values()):
+        if hasattr(derived, "close"):
+            derived.close()
 
 
 def _reset() -> None:

@@ -88,14 +88,14 @@ class Command(BaseCommand):
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Name the nearest subcommand on a typo."""
-        for name in argv[2:3]:
-            if not name.startswith("-") and name not in SUBCOMMANDS:
-                hint = nearest(name, SUBCOMMANDS)
-                self.stderr.write(
-                    f"There is no subcommand {printable(name)!r}{hint}\n"
-                    f"The subcommands are {', '.join(SUBCOMMANDS)}."
-                )
-                sys.exit(2)
+        name = argv[2] if len(argv) > 2 else "--help"
+        if not name.startswith("-") and name not in SUBCOMMANDS:
+            hint = nearest(name, SUBCOMMANDS)
+            self.stderr.write(
+                f"There is no subcommand {printable(name)!r}{hint}\n"
+                f"The subcommands are {', '.join(SUBCOMMANDS)}."
+            )
+            sys.exit(2)
         super().run_from_argv(argv)
 
     def handle(self, *_: Any, **options: Any) -> None:

@@ -16,29 +16,29 @@ command -v $(1) >/dev/null 2>&1 || { \
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all browser lint format conformance servers cluster matrix coverage docs dist bench bench-quick instructions clean
+.PHONY: help install run test test-all browser lint format conformance servers cluster matrix coverage docs dist bench bench-quick instructions constraints clean
 
 help: ## List what can be done
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-# Installs an extra of the package, with further options of pip.
+# Installs an extra of the package in the versions of constraints.txt, with further options of pip.
 define install
 	@echo "Installing rlaas_django[$(1)] in $(VENV) ..."
 	@if command -v uv >/dev/null 2>&1; then \
 	  uv venv -q --allow-existing --python "$$(command -v $(PYTHON))" $(VENV) \
-	  && uv pip install $(2) --python $(BIN)/python -e '.[$(1)]'; \
+	  && uv pip install $(2) --python $(BIN)/python -c constraints.txt -e '.[$(1)]'; \
 	else \
 	  $(PYTHON) -m venv $(VENV) \
 	    || { echo "python -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }; \
-	  $(BIN)/python -m pip install $(2) --disable-pip-version-check -e '.[$(1)]'; \
+	  $(BIN)/python -m pip install $(2) --disable-pip-version-check -c constraints.txt -e '.[$(1)]'; \
 	fi
 	@touch $@
 endef
 
-$(VENV)/.demo: pyproject.toml
+$(VENV)/.demo: pyproject.toml constraints.txt
 	$(call install,demo)
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml constraints.txt
 	$(call install,dev,-q)
 	@touch $(VENV)/.demo
 
@@ -104,6 +104,11 @@ bench-quick: ## The same in under two minutes; writes nothing
 
 instructions: ## Count a decision's instructions with valgrind; ARGS="--against /path/to/another/checkout"
 	$(PYTHON) -m benchmarks instructions $(ARGS)
+
+constraints: ## Renew constraints.txt, the versions of the environment; needs uv
+	uv pip compile --upgrade --universal --python-version 3.11 --all-extras --no-annotate \
+	  --no-emit-index-url --no-emit-find-links --no-emit-package rlaas_django \
+	  --custom-compile-command "make constraints" -o constraints.txt pyproject.toml
 
 clean: ## Remove what was made here
 	rm -rf $(VENV) .bench .tox .servers .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* htmlcov build dist site

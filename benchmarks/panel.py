@@ -12,8 +12,9 @@ from django.http import HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import reverse
 from rlaas_django import Policy, check, rate_limit, stats
+from rlaas_django.runtime import background
 from rlaas_django.runtime.observers import REQUEST, Observation
-from rlaas_django.stats import background, recorder
+from rlaas_django.stats import recorder
 
 from . import server
 from .measure import Effort, Spread, progress, rounds, time_per_call

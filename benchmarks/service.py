@@ -68,14 +68,15 @@ def _measure(web: Web, number: int, requests: int) -> tuple[dict[Ask, Ratios], R
         for _ in rounds(number, f"service: {web.name}"):
             for ask, so_far in shares.items():
                 bare = load(port, bare_path, requests, web.lines, 200)
-                so_far.append(bare / _load(port, ask, requests, web.lines))
-            one = _load(port, ONE_BATCH, 1, 1) / BATCH
-            batch.append(one / (_load(port, CHECKS[2], requests, 1) / requests))
-            busy.append(one / (_load(port, CHECKS[2], requests, web.lines) / requests))
+                so_far.append(bare / _load(port, web, ask, requests, web.lines))
+            one = _load(port, web, ONE_BATCH, 1, 1) / BATCH
+            batch.append(one / (_load(port, web, CHECKS[2], requests, 1) / requests))
+            busy.append(one / (_load(port, web, CHECKS[2], requests, web.lines) / requests))
     return shares, batch, busy
 
 
-def _load(port: int, ask: Ask, requests: int, lines: int) -> float:
+def _load(port: int, web: Web, ask: Ask, requests: int, lines: int) -> float:
     server.client().flushdb()
-    load(port, ask.path, 2, 1, 200, headers=ask.headers, body=ask.body if ask is not ONE_BATCH else '{"checks": []}')
-    return load(port, ask.path, requests, lines, 200, headers=ask.headers, body=ask.body)
+    path = f"/{web.kind}{ask.path}"
+    load(port, path, 2, 1, 200, headers=ask.headers, body=ask.body if ask is not ONE_BATCH else '{"checks": []}')
+    return load(port, path, requests, lines, 200, headers=ask.headers, body=ask.body)

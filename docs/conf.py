@@ -1,4 +1,7 @@
-"""The documentation: Sphinx with Furo, pages in Markdown. `make docs` builds it in site/."""
+"""The documentation: Sphinx with Furo, pages in Markdown.
+
+`make docs` builds it in site/.
+"""
 
 import os
 import sys
@@ -37,8 +40,9 @@ html_theme_options = {
     "source_directory": "docs/",
 }
 
-# What people type into the search box where the words of a page alone rank others first: Sphinx lists the page of a
-# main index entry before the pages that merely have its words.
+# What people type into the search box where the words of a page alone rank others
+# first: Sphinx lists the page of a main index entry before the pages that merely have
+# its words.
 SEARCHES = {
     "algorithms": [
         "which algorithm",
@@ -103,7 +107,7 @@ SEARCHES = {
 
 
 def add_index_entries(_app, page, source):
-    """Put the searches of a page above its title, where GitHub would show an empty block."""
+    """Put the searches of a page above its title; GitHub would show an empty block."""
     if page in SEARCHES:
         entries = ", ".join(f"! {words}" for words in SEARCHES[page])
         source[0] = f"```{{index}} {entries}\n```\n\n{source[0]}"

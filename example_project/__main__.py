@@ -12,21 +12,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from django.core.servers.basehttp import ThreadedWSGIServer
 
-# Django is imported by the functions, once signals are in hand: it takes a good part of a second.
+# Django is imported by the functions, once signals are in hand: it takes a good part
+# of a second.
 HOST = "127.0.0.1"
 
 
 def main() -> None:
-    # Signals only set this, wherever they arrive, so that none can interrupt the start or the stop of the server.
+    """Serve the demo until a signal stops it."""
+    # Signals only set this, wherever they arrive, so that none can interrupt the start
+    # or the stop of the server.
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stopped.set())
-    site = listen(
-        os.environ.get("PORT") or "8000"
-    )  # before anything is started that would have to be stopped
+
+    # The port comes first, before anything is started that would have to be stopped.
+    site = listen(os.environ.get("PORT") or "8000")
     server = prepare()
     serve(site)
     print(greeting(site.server_port, server), flush=True)
+
     stopped.wait()
     site.shutdown()
     site.server_close()
@@ -34,6 +38,7 @@ def main() -> None:
 
 
 def listen(port: str) -> ThreadedWSGIServer:
+    """Return a server that has the port; exit with a sentence where there is none."""
     from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
 
     try:
@@ -42,14 +47,13 @@ def listen(port: str) -> ThreadedWSGIServer:
         sys.exit(f"PORT should be a number from 1 to 65535, not {port!r}.")
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            sys.exit(
-                f"Port {port} is in use; choose another, such as `make run PORT={int(port) + 1}`."
-            )
+            another = f"make run PORT={int(port) + 1}"
+            sys.exit(f"Port {port} is in use; choose another, such as `{another}`.")
         sys.exit(f"Port {port} cannot be used: {error.strerror}.")
 
 
 def prepare() -> str:
-    """The database with its people, and a Redis that answers; its description."""
+    """Make the database, its people and its traffic; return what Redis it is."""
     import django
     import redis
     from django.core.management import call_command
@@ -58,40 +62,45 @@ def prepare() -> str:
 
     os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
     django.setup()
+
     from example_project import people, traffic
 
     call_command("migrate", verbosity=0)
     users = people.create()
+
     try:
         info = get_redis_connection().info("server")
     except redis.RedisError as error:
         sys.exit(f"No Redis answers at REDIS_URL: {error}")
-    get_resolver().url_patterns  # noqa: B018  (imports the views, whose limits the traffic is for)
+
+    _ = get_resolver().url_patterns  # imports the views, whose limits the traffic meets
     traffic.generate(users)
-    return f"{info.get('server_name', 'redis').title()} {info.get('valkey_version') or info['redis_version']}"
+
+    name = info.get("server_name", "redis").title()
+    version = info.get("valkey_version") or info["redis_version"]
+    return f"{name} {version}"
 
 
 def serve(site: ThreadedWSGIServer) -> None:
+    """Serve the site and its static files in a thread."""
     from django.contrib.staticfiles.handlers import StaticFilesHandler
 
     from example_project.wsgi import application
 
     site.set_app(StaticFilesHandler(application))
-    threading.Thread(
-        target=site.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
-    ).start()
+    thread = threading.Thread(target=site.serve_forever, args=(0.1,), daemon=True)
+    thread.start()
 
 
 def greeting(port: int, server: str) -> str:
+    """Return what the terminal shows: addresses and passwords."""
     from django.conf import settings
 
     from example_project.people import ADMIN, PASSWORD, PEOPLE
 
-    where = (
-        "REDIS_URL"
-        if "REDIS_URL" in os.environ
-        else settings.CACHES["default"]["LOCATION"]
-    )
+    where = settings.CACHES["default"]["LOCATION"]
+    if "REDIS_URL" in os.environ:
+        where = "REDIS_URL"
     return f"""
   The demo   http://{HOST}:{port}/
   Admin      http://{HOST}:{port}/admin/   user {ADMIN}, password {ADMIN}

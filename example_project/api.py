@@ -1,4 +1,7 @@
-"""The same limits in Django REST framework and in django-ninja. The start page quotes them from this file."""
+"""The same limits in Django REST framework and in django-ninja.
+
+The start page quotes them from this file.
+"""
 
 from ninja import NinjaAPI
 from rest_framework.response import Response

@@ -11,14 +11,13 @@ from django.utils.safestring import SafeString
 
 from . import api, settings, source, views
 
-TRY, TRY_FORM, TRY_TOKENS, TRY_OUTAGE, OPEN, CURL = (
-    "try",
-    "form",
-    "tokens",
-    "outage",
-    "open",
-    "curl",
-)
+# How a panel is tried.
+TRY = "try"
+TRY_FORM = "form"
+TRY_TOKENS = "tokens"
+TRY_OUTAGE = "outage"
+OPEN = "open"
+CURL = "curl"
 
 
 @dataclass(frozen=True)
@@ -42,14 +41,16 @@ class Panel:
 
     @property
     def code(self) -> SafeString:
-        return source.highlighted(
-            "\n\n".join(filter(None, [self.before, source.of_function(self.view)]))
-        )
+        code = source.of_function(self.view)
+        if self.before:
+            code = f"{self.before}\n\n{code}"
+        return source.highlighted(code)
 
     @property
     def curl(self) -> str:
         """A command that checks over HTTP, for programs in other languages."""
-        return f'curl -H "Authorization: Bearer {settings.DEMO_TOKEN}" "{{host}}{self.url}?userId=alice"'
+        header = f"Authorization: Bearer {settings.DEMO_TOKEN}"
+        return f'curl -H "{header}" "{{host}}{self.url}?userId=alice"'
 
 
 @dataclass(frozen=True)
@@ -76,31 +77,34 @@ SECTIONS = (
         (
             Card.of(
                 "The default policy",
-                "One word limits a view. The settings give the rate, five requests in 20 seconds, and it is counted "
-                "per user, or per address for anyone not logged in.",
+                "One word limits a view. The settings give the rate, five requests in "
+                "20 seconds, and it is counted per user, or per address for anyone "
+                "not logged in.",
                 Panel(views.bare),
             ),
             Card.of(
                 "A rate of its own",
-                "A rate written on a view is that view's own counter. This one counts by address, so acting as "
-                "somebody else does not help.",
+                "A rate written on a view is that view's own counter. This one counts "
+                "by address, so acting as somebody else does not help.",
                 Panel(views.inline),
             ),
             Card.of(
                 "Several limits, one decision",
-                "Who, with which token, from where: three policies are checked in one round trip. All are charged, or "
-                "none. Press ten times, a few times over, and watch another policy refuse.",
+                "Who, with which token, from where: three policies are checked in one "
+                "round trip. All are charged, or none. Press ten times, a few times "
+                "over, and watch another policy refuse.",
                 Panel(views.several, control=TRY_TOKENS),
             ),
             Card.of(
                 "An async view",
-                "The same decorator. The limiter awaits Redis natively, without a thread.",
+                "The same decorator. The limiter awaits Redis natively, without a "
+                "thread.",
                 Panel(views.asynchronous),
             ),
             Card.of(
                 "A rate per plan",
-                "A rate may be a function of the request. Act as alice, bob or carol: eight requests, three, or no "
-                "limit at all.",
+                "A rate may be a function of the request. Act as alice, bob or carol: "
+                "eight requests, three, or no limit at all.",
                 Panel(views.by_plan, before=source.of_function(views.rate_of_plan)),
             ),
         ),
@@ -110,13 +114,15 @@ SECTIONS = (
         (
             Card.of(
                 "Only failures",
-                "Three wrong passwords in 30 seconds, and the door stays shut. A right one costs nothing, however "
-                "often. The password of alice, bob and carol is “demo”.",
+                "Three wrong passwords in 30 seconds, and the door stays shut. A "
+                "right one costs nothing, however often. The password of alice, bob "
+                "and carol is “demo”.",
                 Panel(views.log_in, control=TRY_FORM),
             ),
             Card.of(
                 "An expensive request",
-                "Each request takes three of ten units. The fourth does not fit, and takes nothing.",
+                "Each request takes three of ten units. The fourth does not fit, and "
+                "takes nothing.",
                 Panel(views.export),
             ),
         ),
@@ -126,34 +132,37 @@ SECTIONS = (
         (
             Card.of(
                 "Five algorithms",
-                "The same rate, five ways to count. Press ten times and see how each one recovers.",
+                "The same rate, five ways to count. Press ten times and see how each "
+                "one recovers.",
                 Panel(
                     views.fixed_window,
                     "Fixed window",
-                    "One number. It starts anew every ten seconds by the clock, so twice the limit fits around a "
-                    "boundary.",
+                    "One number. It starts anew every ten seconds by the clock, so "
+                    "twice the limit fits around a boundary.",
                 ),
                 Panel(
                     views.sliding_window,
                     "Sliding window",
-                    "The default. Exact: in any ten seconds at most five. Each request makes room again ten seconds "
-                    "after it came.",
+                    "The default. Exact: in any ten seconds at most five. Each "
+                    "request makes room again ten seconds after it came.",
                 ),
                 Panel(
                     views.sliding_window_compact,
                     "Compact",
-                    "The sliding window's verdicts, to the millisecond, in a sixtieth of the memory at 1000 requests "
-                    "a minute.",
+                    "The sliding window's verdicts, to the millisecond, in a sixtieth "
+                    "of the memory at 1000 requests a minute.",
                 ),
                 Panel(
                     views.sliding_window_counter,
                     "Counter",
-                    "Two numbers, weighed by time: close to the sliding window, and never larger than this.",
+                    "Two numbers, weighed by time: close to the sliding window, and "
+                    "never larger than this.",
                 ),
                 Panel(
                     views.token_bucket,
                     "Token bucket",
-                    "Eight at once, then one every two seconds: a burst is welcome, a stream is not.",
+                    "Eight at once, then one every two seconds: a burst is welcome, a "
+                    "stream is not.",
                 ),
                 slug="algorithms",
             ),
@@ -164,13 +173,15 @@ SECTIONS = (
         (
             Card.of(
                 "A rehearsal",
-                "In shadow a policy counts, logs and sends its signal, and refuses nobody. Nor does it show in the "
-                "headers. So a new limit can be tried on real traffic.",
+                "In shadow a policy counts, logs and sends its signal, and refuses "
+                "nobody. Nor does it show in the headers. So a new limit can be tried "
+                "on real traffic.",
                 Panel(views.shadow),
             ),
             Card.of(
                 "The view decides",
-                "With block=False the view always runs, and finds the decision on the request.",
+                "With block=False the view always runs, and finds the decision on the "
+                "request.",
                 Panel(views.feed),
             ),
         ),
@@ -180,18 +191,21 @@ SECTIONS = (
         (
             Card.of(
                 "Django REST framework",
-                "Throttles with the names and settings of its own, exact, and all of a view in one round trip.",
+                "Throttles with the names and settings of its own, exact, and all of "
+                "a view in one round trip.",
                 Panel(api.rest_framework, before=source.of_function(api.DemoThrottle)),
             ),
             Card.of(
                 "django-ninja",
-                "Its throttles, counted in Redis, per user even when requests come at the same time.",
+                "Its throttles, counted in Redis, per user even when requests come at "
+                "the same time.",
                 Panel(api.django_ninja, route="demo_api:django_ninja"),
             ),
             Card.of(
                 "From another language",
-                "Any program checks over HTTP: here the default policy, for a user called alice there. Counters, "
-                "policies and the admin panel are shared with the views.",
+                "Any program checks over HTTP: here the default policy, for a user "
+                "called alice there. Counters, policies and the admin panel are "
+                "shared with the views.",
                 Panel(
                     views.service,
                     before=source.of_variable(settings, "DEMO_TOKENS"),
@@ -206,8 +220,9 @@ SECTIONS = (
         (
             Card.of(
                 "Redis goes away",
-                "Stop the demo's own Redis and go on pressing. The first request waits for one timeout at most; then "
-                "the circuit breaker is open and each view does what its policy says. Start Redis again, and within "
+                "Stop the demo's own Redis and go on pressing. The first request "
+                "waits for one timeout at most; then the circuit breaker is open and "
+                "each view does what its policy says. Start Redis again, and within "
                 "two seconds it decides again.",
                 Panel(
                     views.fail_open,
@@ -224,7 +239,8 @@ SECTIONS = (
                 Panel(
                     views.count_locally,
                     "Local fallback",
-                    "Each process counts by itself until Redis is back. Recommended for logins.",
+                    "Each process counts by itself until Redis is back. Recommended "
+                    "for logins.",
                     TRY_OUTAGE,
                 ),
                 slug="outage",
@@ -236,15 +252,16 @@ SECTIONS = (
         (
             Card.of(
                 "Without a decorator",
-                "The middleware limits paths by the settings alone; the view knows nothing of it.",
+                "The middleware limits paths by the settings alone; the view knows "
+                "nothing of it.",
                 Panel(
                     views.report, before=source.of_variable(settings, "RATE_LIMITER")
                 ),
             ),
             Card.of(
                 "A page for people",
-                "Programs get problem details as JSON; browsers get a page. This site has its own, in "
-                "templates/rlaas_django/429.html.",
+                "Programs get problem details as JSON; browsers get a page. This site "
+                "has its own, in templates/rlaas_django/429.html.",
                 Panel(views.second_visit, control=OPEN),
             ),
         ),

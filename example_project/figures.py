@@ -12,14 +12,16 @@ from rlaas_django import Outcome
 def answer(
     request: HttpRequest, text: str = "Here you are.", status: int = 200
 ) -> JsonResponse:
-    """An allowed request's response; the limiter adds the headers."""
+    """Return the response of an allowed request; the limiter adds the headers."""
     decision = request.rate_limit
-    shown = [
-        figures(outcome) for outcome in decision.outcomes if outcome.identity
-    ]  # without one: there is no limit
-    return JsonResponse(
-        {"text": text, "figures": shown, "degraded": decision.degraded}, status=status
-    )
+    # An outcome without an identity means that there is no limit.
+    counted = [outcome for outcome in decision.outcomes if outcome.identity]
+    content = {
+        "text": text,
+        "figures": [figures(outcome) for outcome in counted],
+        "degraded": decision.degraded,
+    }
+    return JsonResponse(content, status=status)
 
 
 def figures(outcome: Outcome) -> dict[str, Any]:

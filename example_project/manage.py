@@ -1,5 +1,8 @@
 #!/usr/bin/env python
-"""Django's commands on the demo. It stands inside the package, so the package's parent goes on the path."""
+"""Django's commands on the demo.
+
+This file stands inside the package, so the package's parent goes on the path.
+"""
 
 import os
 import sys

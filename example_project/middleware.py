@@ -1,4 +1,4 @@
-"""What the demo adds to each request: a strict policy for its content, and a memory of the limits that were met."""
+"""What the demo adds to requests: a content policy, and the limits that were met."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from rlaas_django import Policy
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase]
 
-# The policies of each path, as they were for a user: a plan's rate differs between users.
+# By path and user: the rate of a plan differs between users.
 _policies: dict[tuple[str, object], tuple[Policy, ...]] = {}
 
 
 def policies_at(path: str, request: HttpRequest) -> tuple[Policy, ...]:
-    """The policies that decided the user's last request to this path; none before the first."""
+    """Return the policies that decided the user's last request to this path."""
     return _policies.get((path, request.user.pk), ())
 
 
 def remember_policies(get_response: GetResponse) -> GetResponse:
-    """`request.rate_limit` tells which policies decided, so the page can peek at them without a list of its own."""
+    """Note which policies decided, so that the page can peek at them."""
 
     def middleware(request: HttpRequest) -> HttpResponseBase:
         response = get_response(request)
-        if decision := getattr(request, "rate_limit", None):
-            _policies[request.path, request.user.pk] = tuple(
-                outcome.policy for outcome in decision.outcomes
-            )
+        decision = getattr(request, "rate_limit", None)
+        if decision is not None:
+            policies = tuple(outcome.policy for outcome in decision.outcomes)
+            _policies[request.path, request.user.pk] = policies
         return response
 
     return middleware
 
 
 def content_security_policy(get_response: GetResponse) -> GetResponse:
-    """Nothing from elsewhere, nothing inline: the pages, the admin's included, do without."""
+    """Allow nothing from elsewhere and nothing inline, in the admin as well."""
 
     def middleware(request: HttpRequest) -> HttpResponseBase:
         response = get_response(request)

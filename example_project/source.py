@@ -22,44 +22,49 @@ STRINGS = {
 
 
 def of_function(function: Callable[..., Any]) -> str:
-    """With its decorators, which `inspect` finds through functools.wraps."""
+    """Return a function with its decorators: `inspect` looks through `wraps`."""
     return inspect.getsource(function).strip()
 
 
 def of_variable(module: ModuleType, name: str) -> str:
-    """The statement that gives a module's variable its value."""
+    """Return the statement that gives a module's variable its value."""
     text = inspect.getsource(module)
     for statement in ast.parse(text).body:
-        if (
-            isinstance(statement, ast.Assign)
-            and ast.unparse(statement.targets[0]) == name
-        ):
+        if not isinstance(statement, ast.Assign):
+            continue
+        if ast.unparse(statement.targets[0]) == name:
             return ast.get_source_segment(text, statement) or ""
     raise LookupError(f"{module.__name__} does not assign {name}.")
 
 
 def highlighted(text: str) -> SafeString:
-    """Python as HTML, its words marked for the style sheet."""
-    return format_html_join(
-        "", "{}", ((_marked(kind, piece),) for kind, piece in _pieces(text))
-    )
+    """Return Python as HTML, its words marked for the style sheet."""
+    pieces = [(_marked(kind, piece),) for kind, piece in _pieces(text)]
+    return format_html_join("", "{}", pieces)
 
 
 def _marked(kind: str, piece: str) -> str:
-    return format_html('<span class="{}">{}</span>', kind, piece) if kind else piece
+    if not kind:
+        return piece
+    return format_html('<span class="{}">{}</span>', kind, piece)
 
 
 def _pieces(text: str) -> Iterator[tuple[str, str]]:
-    starts = [0, *itertools.accumulate(map(len, text.splitlines(keepends=True)))]
-    done, before = 0, ""
+    """Yield the text in pieces, each with its kind."""
+    lines = text.splitlines(keepends=True)
+    starts = [0, *itertools.accumulate(map(len, lines))]
+
+    done = 0
+    before = ""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.string.strip():
-            begin, end = (
-                starts[row - 1] + column for row, column in (token.start, token.end)
-            )
-            yield "", text[done:begin]
-            yield _kind(token, before), text[begin:end]
-            done, before = end, token.string
+        if not token.string.strip():
+            continue
+        begin = starts[token.start[0] - 1] + token.start[1]
+        end = starts[token.end[0] - 1] + token.end[1]
+        yield "", text[done:begin]
+        yield _kind(token, before), text[begin:end]
+        done = end
+        before = token.string
 
 
 def _kind(token: tokenize.TokenInfo, before: str) -> str:
@@ -73,4 +78,6 @@ def _kind(token: tokenize.TokenInfo, before: str) -> str:
         return "decorator"
     if keyword.iskeyword(token.string):
         return "keyword"
-    return "name" if before == "def" else ""
+    if before == "def":
+        return "name"
+    return ""

@@ -1,6 +1,7 @@
-"""Tests of the demo under its own settings, and an example of testing a site with rate limits.
+"""Tests of the demo under its own settings, and an example of tests with rate limits.
 
-They run as a part of `make test`, or alone: python -m pytest --ds example_project.settings example_project/tests.py
+They run as a part of `make test-all`, or alone:
+python -m pytest --ds example_project.settings example_project/tests.py
 """
 
 from __future__ import annotations
@@ -264,13 +265,17 @@ def test_only_a_demo_has_it(client, settings, path):
 @pytest.fixture
 def real_server(settings, clock):  # noqa: ARG001
     """The demo's own server: fakeredis does not measure memory."""
-    reset()  # or the background thread would write the statistics of earlier tests there
+    # Or the background thread would write the statistics of earlier tests there.
+    reset()
     settings.CACHES = demo_settings.CACHES
 
 
 @pytest.fixture
 def play(client, real_server):  # noqa: ARG001
-    """Return what each algorithm decides about requests at these times (ms), under 5 requests in 10 s."""
+    """Return what each algorithm decides about requests at these times (ms).
+
+    The limit is 5 requests in 10 s.
+    """
 
     def play(*times, step=(0, 5, 10, 8, 1), **more):
         run = {"steps": [step], "requests": times, **more}

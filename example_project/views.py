@@ -1,4 +1,7 @@
-"""The limited views, one for each thing that the demo shows. The start page quotes them from this file."""
+"""The limited views, one for each thing that the demo shows.
+
+The start page quotes them from this file.
+"""
 
 from django.contrib.auth.forms import AuthenticationForm
 from django.shortcuts import redirect
@@ -39,7 +42,7 @@ def rate_of_plan(request):
     return plans.get(request.user.get_username(), "3/20s")
 
 
-@rate_limit(rate_of_plan, key="user_or_ip")
+@rate_limit(rate=rate_of_plan, key="user_or_ip")
 def by_plan(request):
     return answer(request)
 

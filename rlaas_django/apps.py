@@ -3,6 +3,8 @@ import logging
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
+from . import integrations  # noqa: F401  (registers adapters, before any view is made)
+
 
 class RlaasDjangoConfig(AppConfig):
     name = "rlaas_django"
@@ -10,11 +12,22 @@ class RlaasDjangoConfig(AppConfig):
     verbose_name = _("Rate limits")
 
     def ready(self) -> None:
-        from . import stats
-        from .checks import server, settings  # noqa: F401  (registers the checks)
-        from .http.responses import SuppressedRefusals, strip_figures_from_cached_pages
+        from . import checks, stats  # noqa: F401  (to import the checks registers them)
+        from .http.refusals import SuppressedRefusals
         from .runtime import observers
 
         observers.add(stats.record, count=stats.count)
-        strip_figures_from_cached_pages()
+        _register_background_jobs()
         logging.getLogger("django.request").addFilter(SuppressedRefusals())
+
+
+def _register_background_jobs() -> None:
+    from .limiter import networks
+    from .operators.restoring import restore_lost_overrides
+    from .runtime.background import AT_EXIT, AT_START, WHEN_STALLED, register
+    from .stats import recorder
+
+    # At once, so that overrides of networks are in force within a second.
+    register(networks.refresh, AT_START, WHEN_STALLED)
+    register(recorder.flush, WHEN_STALLED, AT_EXIT)
+    register(restore_lost_overrides)

@@ -20,29 +20,31 @@ __all__ = ["ConnectionFactory"]
 
 
 class ConnectionFactory(pool.ConnectionFactory):  # type: ignore[misc]
-    """Gives the cache one cluster client per URL and process; the limiter takes the nodes' options from it."""
+    """Gives the cache one cluster client per URL and process.
+
+    The limiter takes the options of the nodes' connections from it.
+    """
 
     clients: ClassVar[dict[tuple[int, str], RedisCluster]] = {}
 
     def connect(self, url: str) -> RedisCluster:
-        key = os.getpid(), url
+        key = (os.getpid(), url)
         if key not in self.clients:
             options = {**self._parameters(url), **self.redis_client_cls_kwargs}
-            # Of two threads that make one at once, one is kept.
-            self.clients.setdefault(key, RedisCluster.from_url(url, **options))
+            client = RedisCluster.from_url(url, **options)
+            self.clients.setdefault(key, client)  # another thread may have been first
         return self.clients[key]
 
     def disconnect(self, connection: RedisCluster) -> None:
         connection.disconnect_connection_pools()  # type: ignore[no-untyped-call]
 
     def node_options(self, url: str) -> dict[str, Any]:
-        """Return the options of a connection to the node at this URL; nothing is sent."""
-        return {**parse_url(url), **self._parameters(url)}  # type: ignore[no-untyped-call]
+        """Return the options of a connection to the node at this URL; send nothing."""
+        address = parse_url(url)  # type: ignore[no-untyped-call]
+        return {**address, **self._parameters(url)}
 
     def _parameters(self, url: str) -> dict[str, Any]:
         parameters = {**self.make_connection_params(url), **self.pool_cls_kwargs}
-        return {
-            name: value
-            for name, value in parameters.items()
-            if name not in ("url", "parser_class")
-        }
+        parameters.pop("url", None)
+        parameters.pop("parser_class", None)
+        return parameters

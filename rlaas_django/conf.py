@@ -123,6 +123,22 @@ class Problem(NamedTuple):
     hint: str | None = None
 
 
+@dataclass(slots=True)
+class Derived:
+    """What other modules make of a Config; another Config starts with none of it."""
+
+    topologies: dict[str, Any] = field(default_factory=dict)  # by the alias of a cache
+    policy_sets: dict[Any, Any] = field(default_factory=dict)  # compiled, by policies
+    limits: dict[Any, Any] = field(default_factory=dict)  # compiled, by Limits
+    rules: dict[Any, Any] = field(default_factory=dict)  # the Limits of each rule
+    refusals: Any = None  # the refusal cache
+
+    def close(self) -> None:
+        """Close the connections of settings that are replaced."""
+        for topology in list(self.topologies.values()):
+            topology.close()
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """RATE_LIMITER, parsed and checked."""
@@ -144,12 +160,7 @@ class Config:
     response: Any
     log_lines: int
     service: Service
-    # What other modules make of these settings: connections, compiled policy sets, cached refusals. With other settings
-    # comes another Config, which starts with none of it.
-    derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
-    compiled: dict[Any, Any] = field(
-        default_factory=dict, repr=False, compare=False
-    )  # the policy sets among it
+    derived: Derived = field(default_factory=Derived, repr=False, compare=False)
     pid: int = field(default_factory=os.getpid, repr=False, compare=False)
 
     def policy(self, name: str) -> Policy:
@@ -223,7 +234,7 @@ def replaced(**values: Any) -> Iterator[None]:
     """
     global _latest
     before = config()
-    within = replace(before, **values, derived={}, compiled={})
+    within = replace(before, **values, derived=Derived())
     _latest = within
     config.cache_clear()
     try:
@@ -231,7 +242,7 @@ def replaced(**values: Any) -> Iterator[None]:
     finally:
         _latest = before
         config.cache_clear()
-        _close(within)
+        within.derived.close()
 
 
 @receiver(setting_changed)
@@ -250,14 +261,7 @@ def _forget() -> None:
     _latest = None
     config.cache_clear()
     if before is not None and before.pid == os.getpid():
-        _close(before)
-
-
-def _close(replaced_config: Config) -> None:
-    """Close the connections of settings that were replaced."""
-    for derived in list(replaced_config.derived.values()):
-        if hasattr(derived, "close"):
-            derived.close()
+        before.derived.close()
 
 
 def _reset() -> None:

@@ -1,4 +1,7 @@
-"""RateLimitMiddleware: the rules of RATE_LIMITER['MIDDLEWARE'], and headers on every response, error pages included."""
+"""RateLimitMiddleware: the rules of RATE_LIMITER['MIDDLEWARE'].
+
+It also adds the headers to every response, error pages included.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,12 @@ from django.http.response import HttpResponseBase
 
 from . import conf
 from .http.gate import aenter, enter, reach_view
+from .http.headers import without_figures
 from .http.rules import limits_of_request
 
 __all__ = ["RateLimitMiddleware"]
+
+CACHE_MIDDLEWARE = "django.middleware.cache.UpdateCacheMiddleware"
 
 
 class RateLimitMiddleware:
@@ -24,16 +30,21 @@ class RateLimitMiddleware:
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         conf.require_app()
-        self.get_response = get_response
-        self.is_async = iscoroutinefunction(get_response)
-        if self.is_async:
+        self.enter: Callable[..., Any] = enter
+        if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
-            # A subclass keeps its own. Then a request that is cancelled within its view is refunded, too.
+            self.enter = aenter
+            # A request that is cancelled before its view begins is refunded.
+            # A subclass keeps a method of its own.
             if not hasattr(self, "process_view"):
                 self.process_view = reach_view
+
+        self.get_response = get_response
+        if CACHE_MIDDLEWARE in conf.middleware():
+            self.get_response = without_figures(get_response)
 
     def __call__(
         self, request: HttpRequest
     ) -> HttpResponseBase | Awaitable[HttpResponseBase]:
-        run: Any = aenter if self.is_async else enter
-        return run(limits_of_request(request), request, self.get_response, request)  # type: ignore[no-any-return]
+        limits = limits_of_request(request)
+        return self.enter(limits, request, self.get_response, request)  # type: ignore[no-any-return]

@@ -1,9 +1,13 @@
-"""The panel's permissions, overrides, which must survive a restart of Redis, and the history of operators."""
+"""The panel's permissions, overrides, and the history of what operators did.
+
+Overrides are in the database because they must survive a restart of Redis, which
+has a copy for the scripts that decide.
+"""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -20,14 +24,20 @@ from .core.keys import NETWORK, decode, is_client
 from .limiter import networks, overrides
 
 COMPARED = 500  # identities per comparison of the database with Redis
-MIN_FACTOR, MAX_FACTOR = Decimal("0.001"), Decimal(1000)
+MIN_FACTOR = Decimal("0.001")
+MAX_FACTOR = Decimal(1000)
+
+IS_NETWORK = Q(identity__startswith=f"{NETWORK}=")
+IS_ADDRESS = Q(identity__startswith="ip=")
 
 
 def network_of(identity: str) -> Network | None:
-    """Return the network that an encoded address or network is; None for any other identity."""
+    """Return the network of an encoded address or network; None for others."""
     kind, text = decode(identity)
+    if kind not in ("ip", NETWORK):
+        return None
     try:
-        return ipaddress.ip_network(text) if kind in ("ip", NETWORK) else None
+        return ipaddress.ip_network(text)
     except ValueError:  # such as `unknown`
         return None
 
@@ -40,7 +50,7 @@ def contains(network: Network | None, other: Network | None) -> bool:
 
 
 class RateLimit(models.Model):
-    """A model without a table: the panel's entry in the admin, with its permissions to view and to change."""
+    """The panel's entry in the admin, with its permissions; it has no table."""
 
     words = ""  # what was done to an identity, in the admin log
 
@@ -62,46 +72,49 @@ class OverrideQuerySet(models.QuerySet["Override"]):
         return self.filter(ended_at=None, until__gt=timezone.now())
 
     def matching(self, identities: Iterable[str]) -> dict[str, list[Override]]:
-        """Return the overrides of each identity, and of the networks that an address is in, the widest first."""
-        found: dict[str, list[Override]] = {identity: [] for identity in identities}
-        if not found:
-            return found
-        found_networks: list[tuple[Network | None, Override]] = []
-        for override in self.filter(
-            Q(identity__in=[*found]) | Q(identity__startswith=f"{NETWORK}=")
-        ):
+        """Return the overrides that apply to each identity, the widest first.
+
+        Those of an address include those of the networks that it is in.
+        """
+        matches: dict[str, list[Override]] = {identity: [] for identity in identities}
+        if not matches:
+            return matches
+
+        of_networks = []
+        for override in self.filter(Q(identity__in=[*matches]) | IS_NETWORK):
             if override.is_network:
-                found_networks.append((override.network, override))
-            if override.identity in found:
-                found[override.identity].append(override)
-        for identity, matching in found.items():
-            network = (
-                network_of(identity)
-                if found_networks and identity.startswith("ip=")
-                else None
-            )
-            matching += [
-                each for other, each in found_networks if contains(other, network)
-            ]
-            matching.sort(key=lambda each: each.narrowness)
-        return found
+                of_networks.append((override.network, override))
+            if override.identity in matches:
+                matches[override.identity].append(override)
+
+        for identity, overrides_of_identity in matches.items():
+            if of_networks and identity.startswith("ip="):
+                address = network_of(identity)
+                overrides_of_identity += [
+                    override
+                    for network, override in of_networks
+                    if contains(network, address)
+                ]
+            overrides_of_identity.sort(key=lambda override: override.narrowness)
+        return matches
 
     def of_addresses(self) -> OverrideQuerySet:
         """Return the overrides of addresses and of networks."""
-        return self.filter(
-            Q(identity__startswith=f"{NETWORK}=") | Q(identity__startswith="ip=")
-        )
+        return self.filter(IS_NETWORK | IS_ADDRESS)
 
     def of_networks(self) -> OverrideQuerySet:
-        """Return the overrides that each process matches with addresses: of networks, and of every client of one."""
-        return self.filter(
-            Q(identity__startswith=f"{NETWORK}=")
-            | Q(identity__startswith="ip=", every_client=True)
-        )
+        """Return the overrides that each process matches with addresses.
+
+        Those of networks, and those of every client of an address.
+        """
+        return self.filter(IS_NETWORK | IS_ADDRESS & Q(every_client=True))
 
 
 class Override(models.Model):
-    """Block, exempt or give a custom limit to an identity or a network until a time; ended ones are kept as history."""
+    """Block, exempt or give a custom limit to an identity or a network until a time.
+
+    Ended overrides are kept as history.
+    """
 
     class Kind(models.TextChoices):
         BLOCK = overrides.BLOCK, _("blocked")
@@ -158,7 +171,8 @@ class Override(models.Model):
         verbose_name_plural = _("overrides")
         ordering = ("-created_at", "-pk")
         constraints = (
-            # Of two operators who act at once, the second gets an IntegrityError, and tries again.
+            # If two operators act at once, the second gets an IntegrityError and
+            # tries again.
             models.UniqueConstraint(
                 fields=("identity", "policy"),
                 condition=Q(ended_at=None),
@@ -173,31 +187,26 @@ class Override(models.Model):
         """Require a policy where it is needed, and the amount that the kind has."""
         if not self.policy and not is_client(self.identity):
             message = _(
-                "Choose a policy: under another one, %(identity)s is the value of another parameter."
+                "Choose a policy: under another one, %(identity)s is the value of "
+                "another parameter."
             )
-            raise ValidationError(
-                {"policy": ValidationError(message, params={"identity": self.identity})}
-            )
+            error = ValidationError(message, params={"identity": self.identity})
+            raise ValidationError({"policy": error})
+
         if self.kind == overrides.LIMIT and not self.policy:
-            raise ValidationError(
-                {
-                    "limit": _(
-                        "A limit fits one policy. Enter a factor for all policies."
-                    )
-                }
-            )
+            message = _("A limit fits one policy. Enter a factor for all policies.")
+            raise ValidationError({"limit": message})
+
         for kind, field in ((overrides.LIMIT, "limit"), (overrides.FACTOR, "factor")):
-            if (getattr(self, field) is None) == (self.kind == kind):
-                message = (
-                    _("Enter a number.")
-                    if self.kind == kind
-                    else _("This kind of override has none.")
-                )
-                raise ValidationError({field: message})
+            has_amount = getattr(self, field) is not None
+            if self.kind == kind and not has_amount:
+                raise ValidationError({field: _("Enter a number.")})
+            if self.kind != kind and has_amount:
+                raise ValidationError({field: _("This kind of override has none.")})
+
         if self.every_client and self.network is None:
-            raise ValidationError(
-                {"every_client": _("Only an address or a network has several clients.")}
-            )
+            message = _("Only an address or a network has several clients.")
+            raise ValidationError({"every_client": message})
 
     @classmethod
     def set(
@@ -210,7 +219,10 @@ class Override(models.Model):
         by: object,
         **fields: Any,
     ) -> Override:
-        """Create an override, and end the one that the identity has under the same policy."""
+        """Create an override, which ends that of the same identity and policy.
+
+        Raise ValidationError for fields that do not fit together.
+        """
         override = cls(
             identity=identity,
             policy=policy,
@@ -223,22 +235,16 @@ class Override(models.Model):
         override.clean()
         try:
             override._replace(by)
-        except IntegrityError:  # another operator was faster; end that override too
+        except IntegrityError:  # another operator was faster: end that override
             override._replace(by)
         return override
 
     def _replace(self, by: object) -> None:
+        same = Override.objects.filter(identity=self.identity, policy=self.policy)
         with transaction.atomic():
-            self._end(
-                Override.objects.filter(identity=self.identity, policy=self.policy), by
-            )
+            self._end(same, by)
             self.save(force_insert=True)
             self._publish_on_commit()
-
-    def is_active(self, at: datetime | None = None) -> bool:
-        """Return whether the override applies at a time, by default now."""
-        at = at or timezone.now()
-        return self.created_at <= at < min(self.until, self.ended_at or self.until)
 
     def end(self, by: object) -> None:
         """End the override now."""
@@ -247,12 +253,13 @@ class Override(models.Model):
             self._publish_on_commit()
 
     @staticmethod
-    def _end(overrides: models.QuerySet[Override], by: object) -> None:
-        overrides.filter(ended_at=None).update(
-            ended_at=timezone.now(), ended_by=str(by)
-        )
+    def _end(overrides: OverrideQuerySet, by: object) -> None:
+        active = overrides.filter(ended_at=None)
+        active.update(ended_at=timezone.now(), ended_by=str(by))
 
-    # Scope
+    def is_active(self, at: datetime) -> bool:
+        """Return whether the override applied at a time."""
+        return self.created_at <= at < min(self.until, self.ended_at or self.until)
 
     @property
     def network(self) -> Network | None:
@@ -265,24 +272,28 @@ class Override(models.Model):
 
     @property
     def narrowness(self) -> tuple[bool, int, bool]:
-        """What overrides that apply to the same request are ordered by: the widest first."""
-        prefix = (
-            self.network.prefixlen
-            if self.is_network and self.network is not None
-            else 0
-        )
-        return not self.is_network, prefix, self.policy != ""
+        """The order of overrides that apply to the same request: the widest first."""
+        prefix_length = 0
+        if self.is_network and self.network is not None:
+            prefix_length = self.network.prefixlen
+        return not self.is_network, prefix_length, self.policy != ""
 
-    # Redis
+    @property
+    def amount_text(self) -> str:
+        """The limit or the factor as text, such as `120` or `1.5`."""
+        if self.factor is not None:
+            return f"{self.factor.normalize():f}"
+        return str(self.limit or "")
+
+    # The copy in Redis
 
     def _publish_on_commit(self) -> None:
         """Publish what is committed, and nothing that is rolled back.
 
-        The database has the truth: if Redis is unavailable then, the background thread publishes it later.
+        If Redis is unavailable then, the background thread publishes it later.
         """
-        identity = (
-            self.identity
-        )  # a function with a name, which Django logs if it fails; a partial has none
+        identity = self.identity
+        # Django logs a failure with the function's name, which a partial lacks.
         transaction.on_commit(lambda: self.publish(identity), robust=True)
 
     @classmethod
@@ -296,102 +307,88 @@ class Override(models.Model):
 
     @classmethod
     def _publish_identity(cls, identity: str) -> None:
-        """Write the overrides that the script finds by the identity, again if they change meanwhile."""
-        written: list[Override] | None = None
-        while (
-            current := list(cls.objects.active().filter(identity=identity))
-        ) != written:
-            overrides.publish(identity, [override._published() for override in current])
-            written = current
+        """Write the overrides that the script finds by the identity."""
+
+        def read() -> list[overrides.Override]:
+            active = cls.objects.active().filter(identity=identity)
+            return [override._published() for override in active]
+
+        _write_until_stable(
+            read, lambda published: overrides.publish(identity, published)
+        )
 
     @classmethod
     def _publish_networks(cls) -> None:
-        """Write the overrides that processes match with addresses, again if they change meanwhile."""
-        written: list[Override] | None = None
-        while (current := list(cls.objects.active().of_networks())) != written:
-            networks.publish(cls._network_overrides(current))
-            written = current
+        """Write the overrides that processes match with addresses."""
+        _write_until_stable(cls._published_networks, networks.publish)
 
-    @property
-    def amount(self) -> int | None:
-        """The amount as the script takes it: units, or thousandths."""
-        return self.limit if self.factor is None else int(self.factor * 1000)
-
-    @property
-    def amount_text(self) -> str:
-        """The limit or the factor as text, such as `120` or `1.5`."""
-        return (
-            str(self.limit or "")
-            if self.factor is None
-            else f"{self.factor.normalize():f}"
-        )
+    @classmethod
+    def _published_networks(cls) -> list[overrides.Override]:
+        return [
+            override._published()._replace(identity=str(override.network))
+            for override in cls.objects.active().of_networks()
+            if override.network is not None
+        ]
 
     def _published(self) -> overrides.Override:
+        """Return the override as Redis has it: a factor in thousandths."""
+        amount = self.limit
+        if self.factor is not None:
+            amount = int(self.factor * 1000)
         return overrides.Override(
-            self.identity, self._scope, self.kind, self._until, self.amount
+            self.identity,
+            self.policy or overrides.EVERY_POLICY,
+            self.kind,
+            int(self.until.timestamp() * 1000),
+            amount,
+            self.every_client,
         )
-
-    @property
-    def _scope(self) -> str:
-        return self.policy or overrides.EVERY_POLICY
-
-    @property
-    def _until(self) -> int:
-        return int(self.until.timestamp() * 1000)
-
-    @staticmethod
-    def _network_overrides(found: Iterable[Override]) -> list[overrides.Override]:
-        return [
-            overrides.Override(
-                str(network),
-                each._scope,
-                each.kind,
-                each._until,
-                each.amount,
-                each.every_client,
-            )
-            for each in found
-            if (network := each.network) is not None
-        ]
 
     @classmethod
     def publish_missing(cls, after: str = "") -> str:
-        """Publish what differs in Redis, of up to COMPARED identities after one; return the last, "" at the end.
+        """Publish what differs in Redis, of COMPARED identities after one.
 
-        Also of ended overrides that Redis may still have: it was unavailable when they ended.
+        Return the last of them, or "" at the end. Ended overrides are also
+        compared: Redis may have been unavailable when they ended.
         """
-        if not after and networks.differs(
-            cls._network_overrides(cls.objects.active().of_networks())
-        ):
+        if not after and networks.differs(cls._published_networks()):
             cls._publish_networks()
-        found = cls.objects.filter(
-            until__gt=timezone.now(), identity__gt=after
-        ).order_by("identity")
-        found = found.exclude(identity__startswith=f"{NETWORK}=")
-        identities = list(
-            found.values_list("identity", flat=True).distinct()[:COMPARED]
-        )
-        wanted: dict[str, list[overrides.Override]] = {
+
+        unexpired = cls.objects.filter(until__gt=timezone.now(), identity__gt=after)
+        ordered = unexpired.exclude(IS_NETWORK).order_by("identity")
+        identities = ordered.values_list("identity", flat=True).distinct()[:COMPARED]
+        expected: dict[str, list[overrides.Override]] = {
             identity: [] for identity in identities
         }
-        for override in cls.objects.active().filter(identity__in=identities):
-            wanted[override.identity].append(override._published())
-        for identity in overrides.differing(wanted):
+        for override in cls.objects.active().filter(identity__in=[*expected]):
+            expected[override.identity].append(override._published())
+
+        for identity in overrides.differing(expected):
             cls._publish_identity(identity)
-        return identities[-1] if len(identities) == COMPARED else ""
+        if len(expected) < COMPARED:
+            return ""
+        return [*expected][-1]
 
     @classmethod
     def restore(cls) -> int:
-        """Write all active overrides to Redis, and return the number of identities that have one."""
-        identities = sorted(
-            set(cls.objects.active().values_list("identity", flat=True))
-        )
-        for identity in identities:
-            if decode(identity)[0] != NETWORK:
-                cls._publish_identity(identity)
-        cls._publish_networks()
+        """Publish all that Redis lacks; return how many identities have an override."""
+        after = cls.publish_missing()
+        while after:
+            after = cls.publish_missing(after)
         overrides.mark_complete()
-        return len(identities)
+        active = cls.objects.active().order_by("identity")
+        return active.values("identity").distinct().count()
+
+
+def _write_until_stable(
+    read: Callable[[], list[overrides.Override]],
+    write: Callable[[list[overrides.Override]], None],
+) -> None:
+    """Write what is read, again if another process changes it meanwhile."""
+    written = None
+    while (current := read()) != written:
+        write(current)
+        written = current
 
 
 class OperatorAction(models.Model):
@@ -407,9 +404,8 @@ class OperatorAction(models.Model):
         REFUND = "refund", _("refund")
 
     at = models.DateTimeField(_("time"), auto_now_add=True)
-    by = models.CharField(
-        _("operator"), max_length=254
-    )  # a username, which outlives the account
+    # A username, which outlives the account.
+    by = models.CharField(_("operator"), max_length=254)
     via = models.CharField(
         _("by way of"), max_length=20, help_text=_("The admin, or a command.")
     )

@@ -18,14 +18,14 @@ __all__ = ["rate_limit_clock", "rate_limits", "rate_limits_disabled"]
 
 @pytest.fixture
 def rate_limit_clock() -> Iterator[Clock]:
-    """The frozen clock, at the present, for the length of a test."""
+    """Freeze the clock at the present, for the length of a test."""
     with frozen_clock() as frozen:
         yield frozen
 
 
 @pytest.fixture
 def rate_limits(rate_limit_clock: Clock) -> Clock:
-    """Empty counters, no cached refusals, and the frozen clock: `rate_limits.tick(60_000)`."""
+    """Empty counters and the frozen clock: `rate_limits.tick(60_000)`."""
     reset_all()
     return rate_limit_clock
 

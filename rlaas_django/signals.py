@@ -1,7 +1,10 @@
-"""Signals. A receiver that raises never breaks a request.
+"""The signals. A receiver that raises never breaks a request.
 
-`rate_limited(sender, request, decision)`: a policy refused, or, when `decision.allowed`, a shadow policy would have.
-`backend_failed(sender, error, decision)`: Redis is unavailable, and `decision` was made without it.
+`rate_limited(sender, request, decision)`: a policy refused a request; or, where
+`decision.allowed`, a shadow policy would have.
+
+`backend_failed(sender, error, decision)`: Redis is unavailable, and `decision` was made
+without it.
 """
 
 from __future__ import annotations

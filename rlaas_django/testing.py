@@ -1,4 +1,4 @@
-"""For test suites of sites that use us: empty counters, a clock that stands still, a Redis inside the process.
+"""For the test suites of sites: empty counters, a frozen clock, an embedded Redis.
 
 With pytest, the plugin `rlaas_django.pytest_plugin` has fixtures that use these.
 """
@@ -32,15 +32,19 @@ _embedded = itertools.count(1)
 
 
 def reset() -> None:
-    """Reset the state of this process: connections, cached refusals, circuit breakers, local counters, statistics.
+    """Reset the state of this process.
 
-    The counters in Redis stay; `reset_all` deletes them, too.
+    That is connections, cached refusals, circuit breakers, local counters and pending
+    statistics. The counters in Redis stay; `reset_all` also deletes them.
     """
     process.reset()
 
 
 def reset_all() -> None:
-    """Delete the counters, overrides and statistics in Redis, and reset the process; the site's own keys stay."""
+    """Reset the process, and delete the counters, overrides and statistics in Redis.
+
+    The site's own keys stay.
+    """
     reset()
     for keys in backend.scan(KEYS):
         backend.run_commands([("DEL", key) for key in keys])
@@ -58,32 +62,37 @@ def assert_limited(response: HttpResponseBase) -> None:
 def exhaust(client: Any, url: str, *, method: str = "get", **options: Any) -> Any:
     """Send requests with Django's test client until one is refused; return the refusal.
 
-    >>> assert exhaust(client, "/login/", method="post", data={"user": "alice"}).headers["Retry-After"] == "60"
+    >>> refusal = exhaust(client, "/login/", method="post", data={"user": "alice"})
+    >>> assert refusal.headers["Retry-After"] == "60"
     """
+    send = getattr(client, method)
     for _ in range(MAX_REQUESTS):
-        response = getattr(client, method)(url, **options)
+        response = send(url, **options)
         if response.status_code == 429:
             return response
-    raise AssertionError(
-        f"{url} refused none of {MAX_REQUESTS} requests; is it limited?"
-    )
+    raise _never_refused(url)
 
 
 async def aexhaust(
     client: Any, url: str, *, method: str = "get", **options: Any
 ) -> Any:
     """As `exhaust`, with Django's AsyncClient."""
+    send = getattr(client, method)
     for _ in range(MAX_REQUESTS):
-        response = await getattr(client, method)(url, **options)
+        response = await send(url, **options)
         if response.status_code == 429:
             return response
-    raise AssertionError(
+    raise _never_refused(url)
+
+
+def _never_refused(url: str) -> AssertionError:
+    return AssertionError(
         f"{url} refused none of {MAX_REQUESTS} requests; is it limited?"
     )
 
 
 class RateLimitTestMixin:
-    """For test cases of unittest and Django: each test begins with empty counters and a frozen clock.
+    """Begins each test of a TestCase with empty counters and a frozen clock.
 
     >>> class LoginTests(RateLimitTestMixin, TestCase):
     ...     def test_the_sixth_waits(self):
@@ -97,7 +106,8 @@ class RateLimitTestMixin:
 
     def setUp(self) -> None:
         super().setUp()  # type: ignore[misc]
-        self.rate_limits = self.enterContext(frozen_clock())  # type: ignore[attr-defined]
+        test: Any = self
+        self.rate_limits = test.enterContext(frozen_clock())
         reset_all()
 
     def exhaust(self, url: str, **options: Any) -> Any:
@@ -106,7 +116,7 @@ class RateLimitTestMixin:
 
 
 def embedded_redis() -> dict[str, Any]:
-    """An entry for CACHES: an empty fakeredis of this process, for sync and async alike.
+    """Return an entry for CACHES: an empty fakeredis of this process.
 
     >>> CACHES = {"default": embedded_redis()}
     """
@@ -116,15 +126,15 @@ def embedded_redis() -> dict[str, Any]:
         raise ImportError(
             "embedded_redis() needs fakeredis with Lua: pip install 'fakeredis[lua]'"
         ) from error
+
+    pool_options = {
+        "connection_class": getattr(fakeredis, "FakeRedisConnection", None)
+        or fakeredis.FakeConnection,  # its name in older releases
+        "server": fakeredis.FakeServer(),
+    }
     return {
         "BACKEND": "django_redis.cache.RedisCache",
-        # django-redis keeps its pools by address, so each embedded server needs one of its own.
+        # django-redis keeps its pools by address, so each server needs one of its own.
         "LOCATION": f"redis://embedded-{next(_embedded)}:6379/0",
-        "OPTIONS": {
-            "CONNECTION_POOL_KWARGS": {
-                "connection_class": getattr(fakeredis, "FakeRedisConnection", None)
-                or fakeredis.FakeConnection,
-                "server": fakeredis.FakeServer(),
-            }
-        },
+        "OPTIONS": {"CONNECTION_POOL_KWARGS": pool_options},
     }

@@ -12,39 +12,41 @@ from django.views import View
 from django.views.decorators.cache import never_cache
 
 from . import conf, limiter
-from .http.responses import add_headers
-from .http.status import status_of
+from .http.gate import peek
+from .http.headers import add_headers
 
 __all__ = ["RateLimitStatusView"]
 
 
 @method_decorator(never_cache, name="dispatch")
 class RateLimitStatusView(View):
-    """Responds with JSON, or with a template whose `quota` is the decision of the policies. Nothing is charged.
+    """Responds with JSON, or with a template that gets the decision as `quota`.
 
-    >>> path("quota/", RateLimitStatusView.as_view(policies=["search"], template_name="quota.html"))
+    Nothing is charged.
+
+    >>> options = {"policies": ["search"], "template_name": "quota.html"}
+    >>> path("quota/", RateLimitStatusView.as_view(**options))
     """
 
     policies: Sequence[str] = ()
     template_name: str | None = None
 
     def get(self, request: HttpRequest) -> HttpResponse:
-        status = status_of(request, *self.policies)
+        status = peek(request, *self.policies)
         quota = status or limiter.unlimited()
         if self.template_name is not None:
             response = render(request, self.template_name, {"quota": quota})
         else:
-            response = JsonResponse(
-                {
-                    "allowed": quota.allowed,
-                    "limit": quota.limit,
-                    "remaining": quota.remaining,
-                    "retry_after": None
-                    if quota.retry_after == math.inf
-                    else quota.retry_after,
-                    "reset_after": quota.reset_after,
-                }
-            )
+            is_possible = quota.retry_after != math.inf
+            figures = {
+                "allowed": quota.allowed,
+                "limit": quota.limit,
+                "remaining": quota.remaining,
+                "retry_after": quota.retry_after if is_possible else None,
+                "reset_after": quota.reset_after,
+            }
+            response = JsonResponse(figures)
+
         if conf.config().enabled:
             add_headers(response.headers, status)
         return response

@@ -15,7 +15,8 @@ async def abare_json(request):
 
 
 urlpatterns = [
-    path("rlaas/", include("rlaas_django.service.urls")),
+    path("sync/rlaas/", include("rlaas_django.service.urls")),
+    path("async/rlaas/", include("rlaas_django.service.async_urls")),
     path("sync/json", bare_json),
     path("async/json", abare_json),
 ]

@@ -1,6 +1,6 @@
-"""The panel in Django's admin: usage per identity, refusals, shadow policies, and overrides.
+"""The panel in Django's admin: usage, refusals, shadow policies and overrides.
 
-`RateLimitsOfUser` adds the usage of a user to the change page of your own user model.
+`RateLimitsOfUser` adds the usage of a user to the change page of your user model.
 """
 
 from __future__ import annotations

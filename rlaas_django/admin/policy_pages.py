@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from django.http import HttpRequest
@@ -11,17 +12,16 @@ from django.utils.translation import gettext_lazy
 
 from .. import conf
 from ..core import policy as algorithms
-from ..core.policy import Policy, Rate
 from ..core.text import printable
 from ..operators import usage
-from ..operators.identities import describe
+from ..operators.formatting import grouped
+from ..operators.identities import IdentityLabel, describe
 from ..operators.usage import PolicyRow
 from ..stats import reader
-from ..stats.reader import Counts, total
+from ..stats.reader import total
 from ..stats.schema import SITE
 from . import charts
-from .tables import Column, heads, sort_rows
-from .text import grouped
+from .tables import POLICIES, heads, sort_rows
 
 Context = dict[str, Any]
 
@@ -38,7 +38,7 @@ ALGORITHM_NAMES = {
 
 
 class Span(NamedTuple):
-    """How a span of time of `usage.SPANS` is shown."""
+    """How a span of time is shown."""
 
     name: str
     label: Any
@@ -48,58 +48,28 @@ class Span(NamedTuple):
     time_format: str
 
 
-SPANS = {
-    "hour": Span(
-        "hour", gettext_lazy("Last hour"), gettext_lazy("per minute"), 1, 2, "H:i"
-    ),
-    "day": Span(
-        "day", gettext_lazy("Last day"), gettext_lazy("per 15 minutes"), 15, 1, "H:i"
-    ),
-    "week": Span(
-        "week", gettext_lazy("Last week"), gettext_lazy("per hour"), 1, 6, "D H:i"
-    ),
-}
-COLUMNS = {
-    "policy": Column(
-        gettext_lazy("Policy"), lambda row: (row.policy.label.lower(), row.policy.name)
-    ),
-    "rate": Column(gettext_lazy("Rate"), lambda row: _per_second(row.policy)),
-    "requests": Column(
-        gettext_lazy("Requests"), lambda row: -row.counts.total, highest_first=True
-    ),
-    "allowed": Column(
-        gettext_lazy("Allowed"), lambda row: -row.counts.allowed, highest_first=True
-    ),
-    "refused": Column(
-        gettext_lazy("Refused"),
-        lambda row: (-row.counts.refused, -row.counts.over),
-        highest_first=True,
-    ),
-    "share": Column(gettext_lazy("Share"), lambda row: -row.share, highest_first=True),
-}
-
-
-def _per_second(policy: Policy) -> float:
-    return (
-        policy.rate.limit / policy.rate.window if isinstance(policy.rate, Rate) else 0
-    )
+HOUR = Span("hour", gettext_lazy("Last hour"), gettext_lazy("per minute"), 1, 2, "H:i")
+DAY = Span(
+    "day", gettext_lazy("Last day"), gettext_lazy("per 15 minutes"), 15, 1, "H:i"
+)
+WEEK = Span("week", gettext_lazy("Last week"), gettext_lazy("per hour"), 1, 6, "D H:i")
+SPANS = {span.name: span for span in (HOUR, DAY, WEEK)}
 
 
 def overview(request: HttpRequest) -> Context:
-    """Show the whole site in a chart, what was refused most, the policies in a table, and the state of Redis."""
-    query, span = request.GET, _span(request)
-    text, sort = query.get("q", "").strip(), query.get("sort", "")
-    sort = sort if sort.removeprefix("-") in COLUMNS else "policy"
-    every = usage.policy_table(span.name)
-    rows = [
-        row
-        for row in every
-        if text.lower() in f"{row.policy.label} {row.policy.name}".lower()
-    ]
-    sort_rows(rows, COLUMNS, sort)
+    """Show the whole site, its policies, and the state of Redis."""
+    query = request.GET
+    span = _span(request)
+    text = query.get("q", "").strip()
+    sort = query.get("sort", "")
+    if sort.removeprefix("-") not in POLICIES:
+        sort = "policy"
+
+    table = usage.policy_table(span.name)
+    rows = [row for row in table if _has_in_name(row, text)]
+    sort_rows(rows, POLICIES, sort)
     site = usage.series("hour")
     identities, paths = reader.most_refused(TOP)
-    labels = describe(identities)
     return {
         "title": _("Rate limits"),
         "query": query,
@@ -108,64 +78,69 @@ def overview(request: HttpRequest) -> Context:
         "minute": site[-1],
         "hour": total(site),
         "rows": [(row, _sparkline(row, span)) for row in rows],
-        "columns": heads(COLUMNS, sort),
-        "policies_count": len(every),
-        "identities": [
-            (labels[identity], number) for identity, number in identities.items()
-        ],
+        "columns": heads(POLICIES, sort),
+        "policies_count": len(table),
+        "identities": _with_labels(identities),
         "paths": [(printable(path), number) for path, number in paths.items()],
         "server": usage.server_state(),
-        "breakers": usage.open_breakers(),
-        "degraded": sum(minute.degraded for minute in site[-DEGRADED_MINUTES:]),
+        "unavailable_servers": usage.unavailable_servers(),
+        "degraded": total(site[-DEGRADED_MINUTES:]).degraded,
     }
 
 
+def _has_in_name(row: PolicyRow, text: str) -> bool:
+    return text.lower() in f"{row.policy.label} {row.policy.name}".lower()
+
+
 def policy(request: HttpRequest) -> Context | None:
-    """Show one policy: its numbers, its chart, and the identities that it refused most. None if there is none."""
-    found = usage.policies().get(request.GET.get("policy", ""))
-    if found is None:
+    """Show one policy: its numbers, and whom it refused most. None if unknown."""
+    shown = usage.policies().get(request.GET.get("policy", ""))
+    if shown is None:
         return None
-    hour, week = usage.series("hour", found.name), usage.series("week", found.name)
-    identities = reader.refused_identities([found.name], TOP_OF_POLICY)[found.name]
-    labels = describe(identities)
+
+    name = shown.name
+    hour = usage.series("hour", name)
+    week = usage.series("week", name)
+    identities = reader.refused_identities([name], TOP_OF_POLICY)[name]
+    key = shown.key
+    if not isinstance(key, str):
+        key = getattr(key, "__name__", repr(key))
     return {
-        "title": found.label,
+        "title": shown.label,
         "query": request.GET,
-        **_chart(_span(request), found.label, found.name),
-        "row": PolicyRow(found, week),
-        "algorithm": ALGORITHM_NAMES[found.algo or conf.config().algo],
-        "key": found.key
-        if isinstance(found.key, str)
-        else getattr(found.key, "__name__", repr(found.key)),
+        **_chart(_span(request), shown.label, name),
+        "row": PolicyRow(shown, week),
+        "algorithm": ALGORITHM_NAMES[shown.algo or conf.config().algo],
+        "key": key,
         "counts": [
             (_("this minute"), hour[-1]),
             (_("last hour"), total(hour)),
             (_("last day"), total(week[-24:])),
             (_("last week"), total(week)),
         ],
-        "identities": [
-            (labels[identity], number) for identity, number in identities.items()
-        ],
+        "identities": _with_labels(identities),
     }
 
 
 def shadow(_request: HttpRequest) -> Context:
     """Show what each shadow policy would have refused in the last day."""
-    rows = [row for row in usage.policy_table("day") if row.policy.shadow]
-    identities = reader.refused_identities(row.policy.name for row in rows)
-    if not rows:
-        usage.ping()  # raises if Redis is unavailable; without policies nothing else calls it
-    return {
-        "title": _("Shadow policies"),
-        "rows": [
-            (row, _sparkline(row, SPANS["day"]), len(identities[row.policy.name]))
-            for row in rows
-        ],
-    }
+    table = [row for row in usage.policy_table("day") if row.policy.shadow]
+    if not table:
+        usage.ping()  # nothing else would find that Redis is unavailable
+    identities = reader.refused_identities(row.policy.name for row in table)
+    rows = [
+        (row, _sparkline(row, DAY), len(identities[row.policy.name])) for row in table
+    ]
+    return {"title": _("Shadow policies"), "rows": rows}
+
+
+def _with_labels(identities: Mapping[str, int]) -> list[tuple[IdentityLabel, int]]:
+    labels = describe(identities)
+    return [(labels[identity], number) for identity, number in identities.items()]
 
 
 def _span(request: HttpRequest) -> Span:
-    return SPANS.get(request.GET.get("span", ""), SPANS["hour"])
+    return SPANS.get(request.GET.get("span", ""), HOUR)
 
 
 def _sparkline(row: PolicyRow, span: Span) -> SafeString:
@@ -174,19 +149,19 @@ def _sparkline(row: PolicyRow, span: Span) -> SafeString:
 
 def _chart(span: Span, subject: str, name: str) -> Context:
     """Return a chart for the template: of the site or of a policy."""
-    series: list[Counts] = charts.add_up(usage.series(span.name, name), span.per_bar)
+    series = charts.add_up(usage.series(span.name, name), span.per_bar)
     bars = charts.bars(series, span.time_format)
-    sums = total(series)
+    counts = total(series)
     label = _("%(span)s, %(subject)s: %(total)s requests, %(refused)s refused") % {
         "span": span.label,
         "subject": subject,
-        "total": grouped(sums.total),
-        "refused": grouped(sums.refused),
+        "total": grouped(counts.total),
+        "refused": grouped(counts.refused),
     }
     return {
         "span": span,
-        "spans": [(each.name, each.label, each is span) for each in SPANS.values()],
+        "spans": SPANS.values(),
         "chart": charts.chart(bars, label),
         "bars": [bar for bar in reversed(bars) if bar.counts.total],
-        "total": sums,
+        "total": counts,
     }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,28 +17,28 @@ from django.utils.translation import gettext_lazy
 from ..core.text import printable
 from ..models import Override
 from ..operators import usage
-from ..operators.identities import address_identity, describe, duration, search
+from ..operators.formatting import duration, local_time, time_with_zone
+from ..operators.identities import describe, encode_address, search
 from ..stats import reader
-from ..stats.schema import REFUSALS_TTL, SITE, Refusal
-from ..templatetags.rlaas_panel import with_zone
-from .text import local_time, sees_users
+from ..stats.schema import REFUSALS, SITE, Refusal
 
 MAX_GROUPS = 200  # on the page
 MAX_FILTERED = 5_000
 CSV_COLUMNS = (
-    *(
-        "time",
-        "policy",
-        "identity",
-        "method",
-        "path",
-        "count",
-        "limit",
-        "retry_after",
-        "over",
-    ),
-    *("source", "address", "agent"),
+    "time",
+    "policy",
+    "identity",
+    "method",
+    "path",
+    "count",
+    "limit",
+    "retry_after",
+    "over",
+    "source",
+    "address",
+    "agent",
 )
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 AGENTS = {
     "browser": gettext_lazy("browser"),
     "bot": gettext_lazy("bot"),
@@ -49,17 +49,12 @@ AGENTS = {
 
 @dataclass
 class Group:
-    """Refusals of one identity by one policy on one path, from one address and class of user agent."""
+    """Refusals that differ in nothing but their time and numbers."""
 
     latest: Refusal
     number: int = 0
     first_at: float = 0
     block: Override | None = None  # why the latest was refused, if not by usage
-
-    def add(self, refusal: Refusal) -> None:
-        """Count a refusal that is older than those before."""
-        self.number += 1
-        self.first_at = refusal.at
 
     @property
     def at(self) -> datetime:
@@ -68,8 +63,10 @@ class Group:
 
     @property
     def since(self) -> datetime | None:
-        """The time of the first refusal; None if there is one only."""
-        return local_time(self.first_at) if self.number > 1 else None
+        """The time of the first refusal; None if there is only one."""
+        if self.number == 1:
+            return None
+        return local_time(self.first_at)
 
     @property
     def method(self) -> str:
@@ -79,10 +76,9 @@ class Group:
     @property
     def path(self) -> str:
         """The path of the request, or the label of who called `check()`."""
-        refusal = self.latest
-        return printable(
-            refusal.path if refusal.source == "request" else refusal.source
-        )
+        if self.latest.source == "request":
+            return printable(self.latest.path)
+        return printable(self.latest.source)
 
     @property
     def agent(self) -> Any:
@@ -93,70 +89,67 @@ class Group:
     def retry_after(self) -> str:
         """How long the latest had to wait."""
         wait = self.latest.retry_after
-        return duration(math.inf if wait is None else wait)
+        if wait is None:
+            wait = math.inf
+        return duration(wait)
 
 
-def group(refusals: Iterable[Refusal]) -> list[Group]:
-    """Group refusals, newest first, by all but their time and numbers."""
-    groups: dict[tuple[Any, ...], Group] = {}
-    for each in refusals:
-        what = (
-            each.policy,
-            each.identity,
-            each.source,
-            each.method,
-            each.path,
-            each.address,
-            each.agent,
-            each.over,
-        )
-        groups.setdefault(what, Group(each)).add(each)
+def group_refusals(refusals: Iterable[Refusal]) -> list[Group]:
+    """Group refusals, which are sorted by time, the newest first."""
+    groups: dict[Refusal, Group] = {}
+    for refusal in refusals:
+        key = replace(refusal, at=0, count=0, limit=0, window=0, retry_after=0)
+        group = groups.setdefault(key, Group(refusal))
+        group.number += 1
+        group.first_at = refusal.at
     return list(groups.values())
 
 
 def find_blocks(groups: Iterable[Group]) -> None:
-    """Find what blocked the latest refusal of each group: an override of the identity, its address or its network."""
-    shown = [
-        (each, each.latest.identity, address_identity(each.latest.address))
-        for each in groups
-    ]
-    oldest = timezone.now() - timedelta(seconds=REFUSALS_TTL)
+    """Find the override that blocked the latest refusal of each group, if any."""
+    identities = {group.latest.identity for group in groups}
+    for group in groups:
+        address = encode_address(group.latest.address)
+        if address is not None:
+            identities.add(address)
+
+    oldest = timezone.now() - timedelta(seconds=REFUSALS.ttl)
     blocks = Override.objects.filter(kind=Override.Kind.BLOCK, until__gt=oldest)
-    found = blocks.matching(
-        {identity for _, *identities in shown for identity in identities if identity}
-    )
-    for each, identity, address in shown:
-        matching = [
-            *found[identity],
-            *(override for override in found.get(address, ()) if override.every_client),
-        ]
-        applied = [
-            block
-            for block in matching
-            if block.policy in ("", each.latest.policy) and block.is_active(each.at)
-        ]
-        each.block = applied[-1] if applied else None
+    matching = blocks.matching(identities)
+    for group in groups:
+        group.block = _find_block(group, matching)
+
+
+def _find_block(group: Group, matching: dict[str, list[Override]]) -> Override | None:
+    """Return the narrowest block: of the identity, or of all clients of the address."""
+    refusal = group.latest
+    blocks = list(matching[refusal.identity])
+    of_address = matching.get(encode_address(refusal.address) or "", [])
+    blocks += [block for block in of_address if block.every_client]
+    for block in reversed(blocks):
+        if block.policy in ("", refusal.policy) and block.is_active(group.at):
+            return block
+    return None
 
 
 def page(request: HttpRequest) -> dict[str, Any]:
     """Show the refusal log, filtered and grouped."""
-    query, policies = request.GET, usage.policies()
-    found = _filtered(request, policies)
-    groups = group(found)
+    query = request.GET
+    policies = usage.policies()
+    refusals = _filtered(request, policies)
+    groups = group_refusals(refusals)
     shown = groups[:MAX_GROUPS]
     find_blocks(shown)
-    labels = describe({each.latest.identity for each in shown})
+    labels = describe({group.latest.identity for group in shown})
+    names = ("policy", "identity", "path", "since")
     return {
         "title": _("Refusals"),
-        "groups": [(each, labels[each.latest.identity]) for each in shown],
+        "groups": [(group, labels[group.latest.identity]) for group in shown],
         "groups_count": len(groups),
-        "found": len(found),
-        "unlogged": sum(hour.unlogged for hour in reader.hours([SITE], days=1)[SITE]),
+        "found": len(refusals),
+        "unlogged": reader.total(reader.hours([SITE], days=1)[SITE]).unlogged,
         "policies": sorted(policies),
-        "filters": {
-            name: query.get(name, "")
-            for name in ("policy", "identity", "path", "since")
-        },
+        "filters": {name: query.get(name, "") for name in names},
         "spans": [
             ("5", _("the last 5 minutes")),
             ("60", _("the last hour")),
@@ -166,22 +159,21 @@ def page(request: HttpRequest) -> dict[str, Any]:
     }
 
 
-def _filtered(request: HttpRequest, policies: Iterable[str]) -> list[Refusal]:
-    """Return the refusals that match `policy`, `identity`, `path` and `since` (minutes) of the query, newest first."""
-    query = request.GET
-    policy, path, since = (query.get(name, "") for name in ("policy", "path", "since"))
-    oldest = (
-        timezone.now().timestamp() - 60 * int(since)
-        if since.isdecimal() and len(since) < 9
-        else 0
-    )
-    text = query.get("identity", "").strip()
-    identities = set(search(text, by_email=sees_users(request)))
+def _filtered(request: HttpRequest, policies: Collection[str]) -> list[Refusal]:
+    """Return the refusals that the query asks for, the newest first.
+
+    By `policy`, `identity`, `path` and `since`, in minutes.
+    """
+    policy = request.GET.get("policy", "")
+    path = request.GET.get("path", "")
+    text = request.GET.get("identity", "").strip()
+    identities = search(text, request.user)
+    oldest = _oldest(request.GET.get("since", ""))
+
+    name = policy if policy in policies else SITE
     return [
         refusal
-        for refusal in reader.refusals(
-            [policy] if policy in policies else [SITE], limit=MAX_FILTERED
-        )
+        for refusal in reader.refusals([name], limit=MAX_FILTERED)
         if policy in ("", refusal.policy)
         and (text in refusal.identity or refusal.identity in identities)
         and path in refusal.path
@@ -189,60 +181,69 @@ def _filtered(request: HttpRequest, policies: Iterable[str]) -> list[Refusal]:
     ]
 
 
+def _oldest(since: str) -> float:
+    """Return the time so many minutes ago; 0 for what is not a number of them."""
+    if not since.isdecimal() or len(since) > 8:
+        return 0
+    return timezone.now().timestamp() - 60 * int(since)
+
+
 def write_csv(file: Any, request: HttpRequest) -> None:
     """Write the refusal log as CSV, filtered like the page, one line per refusal."""
     writer = csv.writer(file)
     writer.writerow(CSV_COLUMNS)
     for refusal in _filtered(request, usage.policies()):
-        wait = (
-            "" if refusal.retry_after is None else math.ceil(refusal.retry_after)
-        )  # as in the header Retry-After
-        time = local_time(refusal.at).isoformat(timespec="seconds")
-        values = {**asdict(refusal), "time": time, "retry_after": wait}
+        values = asdict(refusal)
+        values["time"] = local_time(refusal.at).isoformat(timespec="seconds")
+        if refusal.retry_after is not None:
+            # As in the header Retry-After.
+            values["retry_after"] = math.ceil(refusal.retry_after)
         writer.writerow([_cell(values[column]) for column in CSV_COLUMNS])
 
 
 def _cell(value: object) -> str:
-    """Return the text of a cell, quoted if a spreadsheet would run it as a formula: a client chooses the path."""
-    text = "" if value is None else str(value)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    """Return the text of a cell, quoted if a spreadsheet would run it as a formula.
+
+    A client chooses the path.
+    """
+    if value is None:
+        return ""
+    text = str(value)
+    if text.startswith(FORMULA_STARTS):
+        return f"'{text}"
+    return text
 
 
 def explain(group: Group) -> str:
     """Return why requests were refused: by usage, or by an override.
 
-    >>> "5 of 5 in 1 min, refused at 10:31:09 CET on POST /login/, allowed again in 38 s"
+    >>> "5 of 5 in 1 min, refused at 10:31:09 CET on POST /, allowed again in 38 s"
     """
-    refusal, at = group.latest, group.at
+    refusal = group.latest
     words = {
         "count": refusal.count,
         "limit": refusal.limit,
         "window": duration(refusal.window),
-        "time": with_zone(at),
+        "time": time_with_zone(group.at),
         "request": f"{group.method} {group.path}".strip(),
     }
     if group.block is not None:
         words["reason"] = group.block.reason
         return _("Blocked (%(reason)s), refused at %(time)s on %(request)s") % words
     if refusal.over:
-        return (
-            _(
-                "%(count)d of %(limit)d in %(window)s, over the limit at %(time)s on %(request)s"
-            )
-            % words
+        text = _(
+            "%(count)d of %(limit)d in %(window)s, over the limit at %(time)s on "
+            "%(request)s"
         )
-    words["refusal"] = (
-        _("%(count)d of %(limit)d in %(window)s, refused at %(time)s on %(request)s")
-        % words
-    )
+        return text % words
+
+    text = _("%(count)d of %(limit)d in %(window)s, refused at %(time)s on %(request)s")
+    words["refusal"] = text % words
     if refusal.retry_after is None:
         return _("%(refusal)s: the cost exceeds the limit") % words
-    if (left := refusal.at + refusal.retry_after - timezone.now().timestamp()) > 0:
-        return _("%(refusal)s, allowed again in %(wait)s") % {
-            **words,
-            "wait": duration(left),
-        }
-    return _("%(refusal)s, allowed again after %(wait)s") % {
-        **words,
-        "wait": duration(refusal.retry_after),
-    }
+    left = refusal.at + refusal.retry_after - timezone.now().timestamp()
+    if left > 0:
+        words["wait"] = duration(left)
+        return _("%(refusal)s, allowed again in %(wait)s") % words
+    words["wait"] = duration(refusal.retry_after)
+    return _("%(refusal)s, allowed again after %(wait)s") % words

@@ -1,4 +1,4 @@
-"""The panel as a ModelAdmin, its URLs, permissions and responses; and a mixin for the admin of users."""
+"""The panel as a ModelAdmin, and a mixin for the admin of users."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from django.views.decorators.http import require_POST
 from .. import backend
 from ..core.keys import EncodedIdentity, encode
 from ..models import OperatorAction, Override, RateLimit
-from ..operators import actions as operations
-from ..operators import usage
-from ..operators.identities import is_encoded
-from . import actions, history, pages, policy_pages, refusal_log
-from .text import sees_users
+from ..operators import actions, usage
+from ..operators.identities import describe_one, is_encoded, sees_users
+from . import pages, policy_pages, refusal_log, wording
+from .forms import ActionForm
 
 View = Callable[..., HttpResponseBase]
 
@@ -47,21 +46,22 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def get_urls(self) -> list[URLPattern]:
         """Return the URLs of the panel, named `admin:rlaas_django_ratelimit_<name>`."""
+        page = self._page
         views: list[tuple[str, str, View]] = [
-            ("", "changelist", self._page("overview", policy_pages.overview)),
+            ("", "changelist", page("overview", policy_pages.overview)),
             ("policy/", "policy", self.policy),
-            ("clients/", "clients", self._page("clients", pages.clients)),
+            ("clients/", "clients", page("clients", pages.clients)),
             ("identity/", "identity", self.identity),
-            ("refusals/", "refusals", self._page("refusals", refusal_log.page)),
+            ("refusals/", "refusals", page("refusals", refusal_log.page)),
             ("refusals.csv", "refusals_csv", self.refusals_csv),
-            ("shadow/", "shadow", self._page("shadow", policy_pages.shadow)),
-            ("overrides/", "overrides", self._page("overrides", pages.overrides)),
+            ("shadow/", "shadow", page("shadow", policy_pages.shadow)),
+            ("overrides/", "overrides", page("overrides", pages.overrides)),
             (
                 "overrides/add/",
                 "add_override",
-                self._page("add_override", pages.add_override),
+                page("add_override", pages.add_override),
             ),
-            ("history/", "history", self._page("history", pages.history)),
+            ("history/", "history", page("history", pages.history)),
             ("act/", "act", require_POST(self.act)),
             ("end/", "end", require_POST(self.end)),
             ("<path:object_id>/change/", "change", self.change),
@@ -75,16 +75,16 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return lambda request: self._render(request, name, context(request))
 
     def _wrap(self, view: View) -> Any:
-        """Require the permission to view, or to change, and respond with 503 while Redis is unavailable."""
+        """Require a permission, and respond with 503 while Redis is unavailable."""
 
         def wrapped(request: HttpRequest, **kwargs: str) -> HttpResponseBase:
             acts = request.method == "POST"
-            if not (
-                self.has_change_permission(request)
-                if acts
-                else self.has_view_or_change_permission(request)
-            ):
+            permitted = self.has_view_or_change_permission(request)
+            if acts:
+                permitted = self.has_change_permission(request)
+            if not permitted:
                 raise PermissionDenied
+
             try:
                 return view(request, **kwargs)
             except backend.UnavailableError as error:
@@ -92,13 +92,9 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                     "title": _("Redis is unavailable"),
                     "error": error,
                     "acted": acts,
+                    "unavailable_servers": usage.unavailable_servers(),
                 }
-                return self._render(
-                    request,
-                    "unavailable",
-                    {**context, "breakers": usage.open_breakers()},
-                    status=503,
-                )
+                return self._render(request, "unavailable", context, status=503)
 
         return self.admin_site.admin_view(update_wrapper(wrapped, view))
 
@@ -110,16 +106,18 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return self._render(request, "policy", context)
 
     def identity(
-        self, request: HttpRequest, form: actions.ActionForm | None = None
+        self, request: HttpRequest, form: ActionForm | None = None
     ) -> HttpResponse:
         """Show one identity; any other text in its place is searched for."""
-        encoded = EncodedIdentity(
-            request.GET.get("id") or request.POST.get("identity", "")
-        )
-        if not is_encoded(encoded):
-            return self._redirect("clients", **({"q": encoded} if encoded else {}))
-        context = pages.identity(encoded, form, request.GET.get("action", ""))
-        context["live_url"] = _url(self.admin_site, "identity", id=encoded)
+        text = request.GET.get("id") or request.POST.get("identity", "")
+        if not text:
+            return self._redirect("clients")
+        if not is_encoded(text):
+            return self._redirect("clients", q=text)
+
+        action = request.GET.get("action", "")
+        context = pages.identity(EncodedIdentity(text), form, action)
+        context["live_url"] = _url(self.admin_site, "identity", id=text)
         return self._render(request, "identity", context)
 
     def refusals_csv(self, request: HttpRequest) -> HttpResponse:
@@ -130,78 +128,68 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return response
 
     def change(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Redirect from the entries of the admin log, which link to the change page of an object."""
+        """Redirect from the admin log, which links to the change page of an object."""
         return self._redirect("identity", id=unquote(object_id))
 
     def act(self, request: HttpRequest) -> HttpResponse:
         """Perform an action on an identity, after confirmation."""
-        form = actions.ActionForm(request.POST, policies=usage.policies())
+        form = ActionForm(request.POST, policies=usage.policies())
         if not form.is_valid():
             return self.identity(request, form)
         identity = form.cleaned_data["identity"]
         if not form.cleaned_data["confirmed"]:
-            hidden = [
-                (name, request.POST.get(name, ""))
-                for name in form.fields
-                if name != "confirmed"
-            ]
-            question, reason = actions.confirmation(form), form.cleaned_data["reason"]
-            context = {
-                "question": question,
-                "consequences": actions.consequences(form),
-                "reason": reason,
-            }
-            return self._confirm(request, "act", identity, **context, hidden=hidden)
+            return self._confirm(
+                request,
+                identity,
+                form=form,
+                question=wording.confirmation(form),
+                consequences=wording.consequences(form.override),
+            )
+
         with transaction.atomic():  # no override without its log entry
-            self._report(request, actions.perform(form, _operator(request)))
+            self._report(request, form.perform(_operator(request)))
         return self._redirect("identity", id=identity)
 
     def end(self, request: HttpRequest) -> HttpResponse:
         """End an override, after confirmation."""
         key = request.POST.get("override", "")
-        override = (
-            Override.objects.filter(pk=key).first()
-            if key.isdecimal() and len(key) < 19
-            else None
-        )
+        if not key.isdecimal() or len(key) > 18:
+            return self._redirect("overrides")
+        override = Override.objects.filter(pk=key).first()
         if override is None:
             return self._redirect("overrides")
+
         if "ask" in request.POST:
             text = _(
-                "End the override %(override)s? The policy applies again from the next request."
+                "End the override %(override)s? The policy applies again from the next "
+                "request."
             )
-            question = text % {"override": actions.override_words(override)}
+            question = text % {"override": wording.override_in_words(override)}
             return self._confirm(
-                request,
-                "end",
-                override.identity,
-                question=question,
-                hidden=[("override", key)],
+                request, override.identity, override=override, question=question
             )
+
         with transaction.atomic():
-            self._report(request, operations.end_override(_operator(request), override))
+            self._report(request, actions.end_override(_operator(request), override))
         return self._redirect("overrides")
 
     def _confirm(
-        self, request: HttpRequest, target: str, identity: str, **context: Any
+        self, request: HttpRequest, identity: str, **context: Any
     ) -> HttpResponse:
-        """Ask for confirmation; the form of the page posts `hidden` to `target` again."""
-        page = {
-            "title": _("Are you sure?"),
-            "target": target,
-            "back": _url(self.admin_site, "identity", id=identity),
-        }
-        return self._render(request, "confirm", {**page, **context})
+        """Ask for confirmation of an action, or of the end of an override."""
+        context["title"] = _("Are you sure?")
+        context["back"] = _url(self.admin_site, "identity", id=identity)
+        return self._render(request, "confirm", context)
 
     def _report(self, request: HttpRequest, action: OperatorAction) -> None:
-        """Show what was done to the operator, and write it to the admin log."""
+        """Tell the operator what was done, and write it to the admin log."""
+        words = wording.action_in_words(action, describe_one(action.identity))
+        message = f"{words}."
+        if action.reason:
+            message = f"{words}: {action.reason}"
+
         identity = RateLimit(pk=action.identity)
-        identity.words = history.words(action)
-        message = (
-            f"{identity.words}: {action.reason}"
-            if action.reason
-            else f"{identity.words}."
-        )
+        identity.words = words
         self.log_change(request, identity, message)
         messages.success(request, message)
 
@@ -209,44 +197,51 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         self,
         request: HttpRequest,
         name: str,
-        context: dict[str, Any],
+        context: pages.Context,
         status: int = 200,
     ) -> HttpResponse:
-        # Live refresh fetches only the part that changes, and must not consume the messages of the next full page.
-        live = "X-Rlaas-Live" in request.headers
+        page = {
+            "opts": self.opts,
+            "page": name,
+            "shell": "rlaas_django/admin/live.html",
+            "can_change": self.has_change_permission(request),
+            "sees_users": sees_users(request.user),
+            "user_page": self._user_page(request),
+        }
+        if request.method == "GET":
+            page["live_url"] = request.get_full_path()
+        # Live refresh fetches only the part that changes, and must not consume the
+        # messages of the next full page.
+        if "X-Rlaas-Live" not in request.headers:
+            page |= self.admin_site.each_context(request)
+            page["shell"] = "rlaas_django/admin/base.html"
+
         request.current_app = self.admin_site.name
         return TemplateResponse(
-            request,
-            f"rlaas_django/admin/{name}.html",
-            {
-                **({} if live else self.admin_site.each_context(request)),
-                "shell": f"rlaas_django/admin/{'live' if live else 'base'}.html",
-                "opts": self.opts,
-                "page": name,
-                "live_url": request.get_full_path() if request.method == "GET" else "",
-                "can_change": self.has_change_permission(request),
-                "sees_users": sees_users(request),
-                "user_page": self._user_page(request),
-                **context,
-            },
-            status=status,
+            request, f"rlaas_django/admin/{name}.html", page | context, status=status
         )
 
     def _user_page(self, request: HttpRequest) -> str:
-        """Return the URL name of a user's change page, or "" if this admin has none or staff may not view it."""
-        model, site = get_user_model(), self.admin_site
-        if site.is_registered(model) and site.get_model_admin(
-            model
-        ).has_view_or_change_permission(request):
-            return f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
-        return ""
+        """Return the URL name of a user's change page.
+
+        An empty string if this admin has none, or staff may not view it.
+        """
+        model = get_user_model()
+        if not self.admin_site.is_registered(model):
+            return ""
+        users = self.admin_site.get_model_admin(model)
+        if not users.has_view_or_change_permission(request):
+            return ""
+        return f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
 
     def _redirect(self, name: str, **query: str) -> HttpResponseRedirect:
         return HttpResponseRedirect(_url(self.admin_site, name, **query))
 
 
 class RateLimitsOfUser:
-    """Add a user's usage to the change page of any user model, for staff who may view the panel.
+    """Add a user's usage to the change page of any user model.
+
+    Staff see it who may view the panel.
 
     >>> class MyUserAdmin(RateLimitsOfUser, UserAdmin): ...
     """
@@ -254,26 +249,22 @@ class RateLimitsOfUser:
     admin_site: admin.AdminSite  # of the ModelAdmin that this is mixed into
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
-        return [*super().get_readonly_fields(request, obj), "rate_limits"]  # type: ignore[misc]
+        fields = super().get_readonly_fields(request, obj)  # type: ignore[misc]
+        return [*fields, "rate_limits"]
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
         # The usage has a fieldset of its own.
-        return [
-            name for name in super().get_fields(request, obj) if name != "rate_limits"
-        ]  # type: ignore[misc]
+        fields = super().get_fields(request, obj)  # type: ignore[misc]
+        return [name for name in fields if name != "rate_limits"]
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> list[Any]:
+        fieldsets = list(super().get_fieldsets(request, obj))  # type: ignore[misc]
         user: Any = request.user
-        may_view = any(
-            user.has_perm(f"rlaas_django.{verb}_ratelimit")
-            for verb in ("view", "change")
-        )
-        usage = (
-            [(_("Rate limits"), {"fields": ["rate_limits"]})]
-            if obj is not None and may_view
-            else []
-        )
-        return [*super().get_fieldsets(request, obj), *usage]  # type: ignore[misc]
+        may_view = user.has_perm("rlaas_django.view_ratelimit")
+        may_change = user.has_perm("rlaas_django.change_ratelimit")
+        if obj is not None and (may_view or may_change):
+            fieldsets.append((_("Rate limits"), {"fields": ["rate_limits"]}))
+        return fieldsets
 
     @property
     def media(self) -> forms.Media:
@@ -284,22 +275,22 @@ class RateLimitsOfUser:
     def rate_limits(self, user: Any) -> SafeString:
         """Render the usage of a user."""
         identity = EncodedIdentity(encode(str(user.pk)))
-        context: dict[str, Any] = {
-            "page": _url(self.admin_site, "identity", id=identity)
-        }
+        page = _url(self.admin_site, "identity", id=identity)
+        context: dict[str, Any] = {"page": page}
         try:
             rows = usage.identity_rows(identity)
+        except backend.UnavailableError as error:
+            context["error"] = error
+        else:
             context["rows"] = [
                 row for row in rows if row.outcome.current_count or row.override
             ]
-        except backend.UnavailableError as error:
-            context["error"] = error
         return render_to_string("rlaas_django/admin/user.html", context)
 
 
-def _operator(request: HttpRequest) -> operations.Operator:
+def _operator(request: HttpRequest) -> actions.Operator:
     user: Any = request.user
-    return operations.Operator(user.get_username(), operations.ADMIN)
+    return actions.Operator(user.get_username(), actions.ADMIN)
 
 
 def _url(site: admin.AdminSite, name: str, **query: str) -> str:

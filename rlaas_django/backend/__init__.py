@@ -1,4 +1,4 @@
-"""Everything that talks to Redis, and the only package that imports redis-py and django-redis."""
+"""Everything that talks to Redis; only this package imports redis-py."""
 
 from .client import (
     connection_options,
@@ -18,9 +18,15 @@ from .execution import (
     run_commands,
     servers,
 )
-from .scanning import scan, scan_page
+from .inspection import (
+    encryption,
+    eviction_policy,
+    scan,
+    scan_page,
+    server_info,
+    table_bytes_per_key,
+)
 from .server import Server
-from .server_info import encryption, eviction_policy, server_info, table_bytes_per_key
 from .topology import Topology
 
 __all__ = [

@@ -1,4 +1,7 @@
-"""The circuit breaker of one server: while it is open, calls are skipped, but for one probe per interval."""
+"""The circuit breaker of one server.
+
+While it is open, calls are skipped, but for one probe per interval.
+"""
 
 from __future__ import annotations
 
@@ -8,84 +11,95 @@ import time
 
 from ..runtime import log
 
-# Seconds from the failure that opens the breaker to the first probe: short, as one call may fail by itself.
+# Seconds from the failure that opens the breaker to the first probe: short, as one call
+# may fail by itself.
 FIRST_INTERVAL = 0.15
 MAX_INTERVAL = 2.0  # it doubles with each failed probe, up to this
 LOG_INTERVAL = 1.0  # seconds between two lines about errors
-JITTER = (
-    0.25  # up to this share is added at random, so that processes do not probe together
-)
+# Up to this share is added at random, so that processes do not probe together.
+JITTER = 0.25
 
 
 class CircuitBreaker:
-    """Closed while the server replies, open after a failure, half-open while a probe is under way."""
+    """Closed while the server replies, and open after a failure.
+
+    It is half-open while a probe is under way.
+    """
 
     def __init__(self, name: str, timeout: float) -> None:
-        self.name, self.timeout = name, timeout
-        self.error: str | None = (
-            None  # why it is open; None: closed. (An exception would keep its caller's frames.)
-        )
+        self.name = name
+        self.timeout = timeout
+        # Why it is open; None: closed. An exception would keep its caller's frames.
+        self.error: str | None = None
         self.failed = False  # whether a call has failed since the last reply
         self.opened_at = 0.0
         self.skipped = 0  # calls that were not made while open
-        self.interval = self._next_probe = self._next_line = 0.0
+        self.interval = 0.0
+        self._next_probe = 0.0
+        self._next_line = 0.0
         self._half_open = False
         self._lock = threading.Lock()
 
     def allows_call(self) -> bool:
-        """Return whether to make a call: always while closed, once per interval while open."""
+        """Return whether to make a call: while open, once per interval."""
         if self.error is None:
             return True
+
         with self._lock:
             now = time.monotonic()
             if now < self._next_probe:
                 self.skipped += 1
                 return False
-            self._next_probe = now + max(
-                self.timeout, self._jittered()
-            )  # one probe at a time
+            # One probe at a time.
+            self._next_probe = now + max(self.timeout, self._jittered())
             self._half_open = True
             return True
 
     def record_failure(self, error: Exception, *, opens: bool = True) -> None:
-        """Open, or stay open for longer; with `opens=False` only if the call before failed, too.
+        """Open, or stay open for longer.
 
-        Failures of calls that were under way when it opened change nothing.
+        With `opens=False` only if the call before also failed. Failures of calls that
+        were under way when it opened change nothing.
         """
         with self._lock:
             if self.error is not None and not self._half_open:
                 return
-            opens, self.failed = opens or self.failed, True
-            if opens:
-                now = time.monotonic()
-                if self.error is None:
-                    self.opened_at, self.skipped, self.interval = now, 0, FIRST_INTERVAL
-                else:
-                    self.interval = min(2 * self.interval, MAX_INTERVAL)
-                self.error, self._half_open = str(error) or repr(error), False
-                self._next_probe = now + self._jittered()
+            if opens or self.failed:
+                self._open(error)
+            self.failed = True
         self.log_error(error)
+
+    def _open(self, error: Exception) -> None:
+        now = time.monotonic()
+        if self.error is None:
+            self.opened_at = now
+            self.skipped = 0
+            self.interval = FIRST_INTERVAL
+        else:
+            self.interval = min(2 * self.interval, MAX_INTERVAL)
+        self.error = str(error) or repr(error)
+        self._half_open = False
+        self._next_probe = now + self._jittered()
 
     def record_success(self) -> None:
         """Close."""
         if not self.failed:
             return
+
         with self._lock:
-            was_open, self.error, self.failed, self._half_open = (
-                self.error is not None,
-                None,
-                False,
-                False,
+            was_open = self.error is not None
+            self.error = None
+            self.failed = False
+            self._half_open = False
+            seconds = self.open_for
+            skipped = self.skipped
+        if was_open:
+            log.warning(
+                "%s available again after %.1f s (%d calls skipped).",
+                self.name,
+                seconds,
+                skipped,
             )
-            if not was_open:
-                return
-            seconds, skipped = self.open_for, self.skipped
-        log.warning(
-            "%s available again after %.1f s (%d calls skipped).",
-            self.name,
-            seconds,
-            skipped,
-        )
 
     def log_error(self, error: Exception) -> None:
         """Log an error, at most once a second."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import hiredis
@@ -22,7 +22,7 @@ class Call:
         "key",
         "on_abandoned",
         "packed",
-        "reply_type",
+        "reply_lengths",
         "script",
         "sent_at",
     )
@@ -33,37 +33,48 @@ class Call:
         key: str,
         packed: bytes,
         *,
-        reply_type: type | None = None,
+        reply_lengths: Collection[int] | None = None,
         is_refund: bool = False,
     ) -> None:
         self.script = script  # what to load where the server does not know it
-        self.key = key  # one of the keys, which are all in one slot; '' where there is one server
-        self.packed, self.is_refund = packed, is_refund
-        self.reply_type = reply_type  # int; list, of whole numbers; None: whatever
+        # One of the keys, which are all in one slot; "" where there is one server.
+        self.key = key
+        self.packed = packed
+        # The reply is a list of so many whole numbers; empty: one whole number;
+        # None: anything.
+        self.reply_lengths = reply_lengths
+        self.is_refund = is_refund
         self.calls: tuple[Call, ...] | None = None  # of a pipeline
         self.sent_at = 0.0  # by `time.monotonic`
-        self.on_abandoned: Callable[[Any], None] | None = (
-            None  # gets a result that nobody awaits
-        )
+        # Gets the reply, or the error, that nobody awaits.
+        self.on_abandoned: Callable[[Any], None] | None = None
 
-    def read(self, reply: Any) -> Any:
-        """Return what a reply means to the caller; UnexpectedReplyError when it cannot be to this call."""
-        if self.reply_type is not None:
-            numbers = reply if type(reply) is list else (reply,)
-            if type(reply) is not self.reply_type or not all(
-                type(each) is int for each in numbers
-            ):
-                raise UnexpectedReplyError(reply)
+    def validate(self, reply: Any) -> Any:
+        """Return a reply; UnexpectedReplyError when it cannot be to this call."""
+        lengths = self.reply_lengths
+        if lengths is None:
+            return reply
+
+        numbers = reply
+        if not lengths:
+            numbers = [reply]
+        elif type(reply) is not list or len(reply) not in lengths:
+            raise UnexpectedReplyError(reply)
+
+        try:
+            sum(numbers)
+        except TypeError:  # not all are numbers
+            raise UnexpectedReplyError(reply) from None
         return reply
 
-    def abandon(self, result: Any) -> None:
-        """Take the result of a call whose caller was cancelled."""
+    def abandon(self, reply: Any) -> None:
+        """Take the reply to a call whose caller was cancelled."""
         if self.on_abandoned is not None:
-            self.on_abandoned(result)
+            self.on_abandoned(reply)
 
 
 class Pipeline(Call):
-    """Several calls that are sent together; their results are a list."""
+    """Several calls that are sent together; their replies are a list."""
 
     __slots__ = ()
     calls: tuple[Call, ...]
@@ -73,9 +84,9 @@ class Pipeline(Call):
         super().__init__(None, sent[-1].key, b"".join([call.packed for call in sent]))
         self.calls = sent
 
-    def abandon(self, result: Any) -> None:
-        for call, each in zip(self.calls, result, strict=True):
-            call.abandon(each)
+    def abandon(self, reply: Any) -> None:
+        for call, part in zip(self.calls, reply, strict=True):
+            call.abandon(part)
 
 
 def pack(command: Sequence[Word]) -> bytes:
@@ -94,14 +105,15 @@ def script_call(
     keys: Sequence[str],
     args: Iterable[Word],
     *,
+    reply_lengths: Collection[int] = (),
     is_refund: bool = False,
 ) -> Call:
-    """Return a call of a script on these keys. A refund replies a list, the other operations one number."""
+    """Return a call of a script on these keys, which replies one number by default."""
     packed = pack(("EVALSHA", script.sha, len(keys), *keys, *args))
     return Call(
         script,
         keys[0],
         packed,
-        reply_type=list if is_refund else int,
+        reply_lengths=reply_lengths,
         is_refund=is_refund,
     )

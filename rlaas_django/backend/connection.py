@@ -1,8 +1,9 @@
-"""Connections, made as the site's cache makes its own: its connection class, its options, but our own timeouts.
+"""Connections, made as the site's cache makes its own, but with our own timeouts.
 
-Replies are read from the parser of a connection, which returns most error replies, and raises those that mean the end
-of the connection. The connection's own `read_response` calls the parser, too, but prepares an error message first, for
-each reply: that takes a tenth of a decision (benchmarks/profile.py).
+Replies are read from the parser of a connection, which returns most error replies, and
+raises those that mean the end of the connection. The connection's own `read_response`
+also calls the parser, but prepares an error message first, for each reply: that takes a
+tenth of a decision (benchmarks/profile.py).
 """
 
 from __future__ import annotations
@@ -23,39 +24,47 @@ from redis.retry import Retry
 Address = tuple[str, int]
 MAX_CONNECTIONS = 100  # per process and server
 NOT_CONNECTED = -math.inf
+READ_SIZE = 65536  # bytes, as in redis-py
 
-# Options of the cache that our connections do not take over: what would repeat a call, what changes the replies that we
-# read, what belongs to redis-py's own pools, and the timeouts, which are RATE_LIMITER['TIMEOUT'].
+# Options of the cache that our connections do not take over.
 _IGNORED_OPTIONS = {
-    *("retry", "retry_on_timeout", "retry_on_error", "health_check_interval"),
-    *("decode_responses", "protocol", "cache", "cache_config"),
-    *(
-        "connection_class",
-        "connection_pool",
-        "max_connections",
-        "timeout",
-        "url",
-        "ssl",
-    ),
-    *("socket_timeout", "socket_connect_timeout"),
+    # What would repeat a call.
+    "retry",
+    "retry_on_timeout",
+    "retry_on_error",
+    "health_check_interval",
+    # What changes the replies that we read.
+    "decode_responses",
+    "protocol",
+    "cache",
+    "cache_config",
+    # What belongs to redis-py's own pools.
+    "connection_class",
+    "connection_pool",
+    "max_connections",
+    "timeout",
+    "url",
+    "ssl",
+    # Instead of these, RATE_LIMITER['TIMEOUT'] applies.
+    "socket_timeout",
+    "socket_connect_timeout",
 }
-# Accepted by redis-py's connections for threads alone.
+# Options that only redis-py's connections for threads accept.
 _SYNC_ONLY = {
-    *(
-        "parser_class",
-        "command_packer",
-        "socket_type",
-        "ssl_validate_ocsp",
-        "ssl_validate_ocsp_stapled",
-    ),
-    *("ssl_ocsp_context", "ssl_ocsp_expected_cert"),
+    "parser_class",
+    "command_packer",
+    "socket_type",
+    "ssl_validate_ocsp",
+    "ssl_validate_ocsp_stapled",
+    "ssl_ocsp_context",
+    "ssl_ocsp_expected_cert",
 }
-ASYNC_CLASSES: tuple[tuple[type, type], ...] = (
-    (redis.SSLConnection, redis.asyncio.SSLConnection),
-    (redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection),
-    (redis.Connection, redis.asyncio.Connection),
-)
-_OWN_CLASSES = {each for pair in ASYNC_CLASSES for each in pair}
+# For threads, and for event loops.
+CONNECTION_CLASSES: dict[type, type] = {
+    redis.SSLConnection: redis.asyncio.SSLConnection,
+    redis.UnixDomainSocketConnection: redis.asyncio.UnixDomainSocketConnection,
+    redis.Connection: redis.asyncio.Connection,
+}
 
 
 class ConnectionOptions(NamedTuple):
@@ -70,83 +79,83 @@ class ConnectionOptions(NamedTuple):
         cls, connection_class: type[Any], options: dict[str, Any], maximum: int
     ) -> ConnectionOptions:
         """Return the options of a cache's pool, without those that are ignored."""
-        names = [
-            name
-            for name in options
+        kept = {
+            name: value
+            for name, value in options.items()
             if name not in _IGNORED_OPTIONS and not name.startswith(("maint_", "oss_"))
-        ]
-        kept = {name: options[name] for name in names}
-        return cls(
-            connection_class, {**kept, "protocol": 2}, min(maximum, MAX_CONNECTIONS)
-        )
+        }
+        kept["protocol"] = 2
+        return cls(connection_class, kept, min(maximum, MAX_CONNECTIONS))
 
     def at(self, address: Address) -> ConnectionOptions:
         """Return the same for another server."""
-        return self._replace(
-            options={**self.options, "host": address[0], "port": address[1]}
-        )
+        host, port = address
+        return self._replace(options={**self.options, "host": host, "port": port})
 
     @property
     def address(self) -> Address:
         """The host and port; of a unix socket, the path and 0."""
         if "path" in self.options:
             return str(self.options["path"]), 0
-        return str(self.options.get("host") or "localhost"), int(
-            self.options.get("port") or 6379
-        )
+
+        host = self.options.get("host") or "localhost"
+        port = self.options.get("port") or 6379
+        return str(host), int(port)
 
     def connection(self, timeout: float) -> HeldConnection:
         """Return a new connection for threads, not connected yet."""
-        limits = {
-            "socket_timeout": timeout,
-            "socket_connect_timeout": timeout,
-            "retry": Retry(NoBackoff(), 0),
-        }
-        connection = self.connection_class(**self.options, **limits)
-        return HeldConnection(
-            connection,
-            self._reader(connection, self.options.get("parser_class", DefaultParser)),
-        )
+        connection = self.connection_class(**self.options, **timeouts(timeout))
+        parser_class = self.options.get("parser_class", DefaultParser)
+        return HeldConnection(connection, self._reader(connection, parser_class))
 
     def async_connection(self) -> tuple[Any, Any]:
-        """Return a new connection for a loop, not connected yet and without timeouts, and what reads its replies."""
-        kind = next(
-            other
-            for known, other in ASYNC_CLASSES
-            if issubclass(self.connection_class, known)
+        """Return a new connection for an event loop, and what reads its replies.
+
+        It is not connected yet, and has no timeouts.
+        """
+        async_class: type[Any] = next(
+            async_class
+            for sync_class, async_class in CONNECTION_CLASSES.items()
+            if issubclass(self.connection_class, sync_class)
         )
         options = {
             name: value
             for name, value in self.options.items()
             if name not in _SYNC_ONLY
         }
-        limits = {
-            "socket_timeout": None,
-            "socket_connect_timeout": None,
-            "retry": AsyncRetry(NoBackoff(), 0),
-        }
-        connection = kind(**options, **limits)
+        connection = async_class(
+            **options,
+            socket_timeout=None,
+            socket_connect_timeout=None,
+            retry=AsyncRetry(NoBackoff(), 0),
+        )
         return connection, self._reader(connection, AsyncDefaultParser)
 
     def _reader(self, connection: Any, parser_class: Callable[..., Any]) -> Any:
-        """Give a connection a parser, and return it: its `read_response` reads replies.
+        """Give a connection a parser, and return what has `read_response`: the parser.
 
-        The connection itself where its class is not redis-py's own, or where a function of the site's is called when it
-        connects: these may read in another way, or choose another parser.
+        Or the connection itself, which may read in another way or choose another
+        parser: if its class is not redis-py's own, or if a function of the site's is
+        called when it connects.
         """
-        if (
-            type(connection) not in _OWN_CLASSES
-            or self.options.get("redis_connect_func") is not None
-        ):
+        redis_classes = {*CONNECTION_CLASSES, *CONNECTION_CLASSES.values()}
+        is_plain = self.options.get("redis_connect_func") is None
+        if type(connection) not in redis_classes or not is_plain:
             return connection
-        parsers = []
 
-        def make(socket_read_size: int) -> Any:
-            parsers.append(parser_class(socket_read_size=socket_read_size))
-            return parsers[0]
+        read_size = self.options.get("socket_read_size", READ_SIZE)
+        parser = parser_class(socket_read_size=read_size)
+        connection.set_parser(lambda **_: parser)
+        return parser
 
-        connection.set_parser(make)
-        return parsers[0]
+
+def timeouts(seconds: float) -> dict[str, Any]:
+    """Return the options of redis-py for a call that is tried once, for so long."""
+    return {
+        "socket_timeout": seconds,
+        "socket_connect_timeout": seconds,
+        "retry": Retry(NoBackoff(), 0),
+    }
 
 
 class HeldConnection:
@@ -170,7 +179,7 @@ class HeldConnection:
             raise redis.ConnectionError(str(error)) from error
 
     def wait(self, deadline: float) -> None:
-        """Wait for a reply of a page's call, for longer than the connection's own timeout; TimeoutError."""
+        """Wait for a reply, for longer than the connection's own timeout."""
         if not self.connection.can_read(timeout=max(0.0, deadline - monotonic())):
             raise redis.TimeoutError
 
@@ -179,10 +188,10 @@ class HeldConnection:
         self.connection.disconnect()
 
     def is_stale(self) -> bool:
-        """Return whether the server closed the connection, or sent a reply to no call."""
+        """Return whether the server closed it, or sent a reply to no call."""
+        if self.last_call == NOT_CONNECTED:
+            return True
         try:
-            return self.last_call == NOT_CONNECTED or bool(
-                self.connection.can_read(timeout=0)
-            )
+            return bool(self.connection.can_read(timeout=0))
         except redis.RedisError:
             return True

@@ -1,20 +1,22 @@
 """The one connection of an event loop to a server, shared by its tasks.
 
-A worker task owns the connection: commands that arrive while it waits for replies go out together in the next batch,
-and replies, which come in order, go to the futures of their callers. A caller that is cancelled disturbs nobody: its
-reply is read and goes to `Call.abandon`. With 32 commands in flight this takes a third of the time of `redis.asyncio`,
-which has a connection for each (benchmarks/in_flight.py).
+A worker task owns the connection: commands that arrive while it waits for replies go
+out together in the next batch, and replies, which come in order, go to the futures of
+their callers. A caller that is cancelled disturbs nobody: its reply is read and goes to
+`Call.abandon`. With 32 commands in flight this takes a third of the time of
+`redis.asyncio`, which has a connection for each (benchmarks/in_flight.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import redis
+from redis.exceptions import ResponseError
 
 from .commands import Call
 from .errors import UnexpectedReplyError
@@ -24,29 +26,39 @@ if TYPE_CHECKING:
     from .server import Server
 
 MAX_BATCH = 128  # commands; a batch has one timeout
-TICKS = 10  # The timeout is counted in ticks of the event loop: time in which other code blocks the loop does not count.
+# The timeout is counted in ticks of the event loop: time in which other code blocks the
+# loop does not count.
+TICKS = 10
+
+Batch = list[tuple[Call, asyncio.Future[Any]]]
 
 
 class Multiplexer:
-    """Runs commands of one event loop on one server, each batch within the server's timeout."""
+    """Runs commands of one event loop on one server.
+
+    Each batch has the server's timeout.
+    """
 
     def __init__(self, server: Server) -> None:
-        self.loop, self._server = asyncio.get_running_loop(), server
+        self.loop = asyncio.get_running_loop()
+        # Whether to reconnect before the next batch: behind the same address there may
+        # be another server now.
+        self.reconnect = False
+        self._server = server
         self._connection, self._reader = server.options.async_connection()
-        self._waiting: deque[tuple[Call, asyncio.Future[Any]]] = deque()
-        self._batch: list[tuple[Call, asyncio.Future[Any]]] = []  # sent, or about to be
-        self._worker: asyncio.Task[None] | None = None
-        self._idle: asyncio.Future[None] | None = (
-            None  # what the worker waits for while there is nothing to do
-        )
         self._is_new = True  # the connection: nothing was read from it yet
-        self._last_use, self._ticks_left = 0.0, 0
+        self._last_use = 0.0
+        self._waiting: deque[tuple[Call, asyncio.Future[Any]]] = deque()
+        self._batch: Batch = []  # sent, or about to be
+        self._worker: asyncio.Task[None] | None = None
+        # What the worker waits for while there is nothing to do.
+        self._idle: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._ticks_left = 0
         self._timed_out = False
-        self.reconnect = False  # before the next batch: behind the same address there may be another server now
 
     def execute(self, call: Call) -> asyncio.Future[Any]:
-        """Return a future of the result; error replies are given, not raised."""
+        """Return a future of the reply; error replies are results, not exceptions."""
         reply = self.loop.create_future()
         self._waiting.append((call, reply))
         if self._worker is None:
@@ -56,117 +68,127 @@ class Multiplexer:
         return reply
 
     def _start_worker(self) -> None:
-        # In a context of its own: that of the caller is a request's, whose id or span would stand in our log lines.
+        # In a context of its own: that of the caller is a request's, whose id or span
+        # would stand in our log lines.
         self._worker = self.loop.create_task(self._run(), context=contextvars.Context())
 
     async def _run(self) -> None:
-        """Send batches and read their replies until something fails or the loop ends."""
+        """Send batches and read their replies until one fails or the loop ends."""
         try:
             while True:
                 if not self._waiting:
                     self._idle = self.loop.create_future()
                     await self._idle
-                commands = 0
-                while self._waiting and commands < MAX_BATCH:
-                    call, reply = self._waiting.popleft()
-                    if not reply.done():  # cancelled before it was sent
-                        self._batch.append((call, reply))
-                        commands += 1 if call.calls is None else len(call.calls)
+                self._take_batch()
                 if self._batch:
                     await self._exchange()
                     self._batch = []
         except asyncio.CancelledError:
             if not self._timed_out:
-                with contextlib.suppress(redis.RedisError):
-                    await (
-                        self._connection.disconnect()
-                    )  # TLS takes turns of the loop, which ends now
-                self._stop(None)
+                with suppress(redis.RedisError):
+                    # With TLS this takes turns of the loop, which ends now.
+                    await self._connection.disconnect()
+                self._cancel_all()
                 raise
             await self._connection.disconnect(nowait=True)
-            self._stop(redis.TimeoutError())
+            self._fail_batch(redis.TimeoutError())
         except Exception as error:  # noqa: BLE001  (whatever a broken reply makes redis-py raise)
             await self._connection.disconnect(nowait=True)
-            self._stop(error)
+            self._fail_batch(error)
+
+    def _take_batch(self) -> None:
+        commands = 0
+        while self._waiting and commands < MAX_BATCH:
+            call, reply = self._waiting.popleft()
+            if not reply.done():  # cancelled before it was sent
+                self._batch.append((call, reply))
+                commands += len(call.calls or (call,))
 
     async def _exchange(self) -> None:
         self._ticks_left = TICKS
-        if (
-            self._timer is None
-        ):  # one for all batches: to set and cancel one for each takes a tenth of a call
-            self._timer = self.loop.call_later(self._server.timeout / TICKS, self._tick)
+        # One for all batches: to set and cancel one for each takes a tenth of a call.
+        if self._timer is None:
+            self._start_timer()
+
+        await self._prepare_connection()
+        packed = [call.packed for call, _ in self._batch]
+        await self._connection.send_packed_command(packed, check_health=False)
+        await self._receive()
+        self._last_use = self.loop.time()
+
+    async def _prepare_connection(self) -> None:
         connection = self._connection
         if self.reconnect or await self._is_stale():
             self.reconnect = False
             await connection.disconnect(nowait=True)
-        if not connection.is_connected:
-            self._is_new = True
-            try:
-                await connection.connect()
-            except redis.ResponseError as error:  # to AUTH or SELECT
-                raise redis.ConnectionError(str(error)) from error
-        await connection.send_packed_command(
-            [call.packed for call, _ in self._batch], check_health=False
-        )
-        await self._receive()
-        self._last_use = self.loop.time()
+        if connection.is_connected:
+            return
+
+        self._is_new = True
+        try:
+            await connection.connect()
+        except ResponseError as error:  # to AUTH or SELECT
+            raise redis.ConnectionError(str(error)) from error
 
     async def _receive(self) -> None:
-        """Read the replies to the batch, and give them to their callers; error replies are given, not raised."""
-        results: list[Any] = []
+        """Read the replies to the batch, and give them to their callers."""
+        replies: list[Any] = []
         try:
             for call, _ in self._batch:
-                found = []
-                for part in call.calls or (call,):
-                    try:
-                        reply = await self._reader.read_response()
-                    except redis.ResponseError as error:
-                        reply = error
-                    found.append(
-                        reply
-                        if isinstance(reply, redis.ResponseError)
-                        else part.read(reply)
-                    )
-                    self._is_new = False
-                results.append(found[0] if call.calls is None else found)
-            if (
-                hasattr(self._connection, "can_read")
-                and await self._connection.can_read()
-            ):
-                with contextlib.suppress(
-                    redis.ConnectionError, OSError
-                ):  # the end of the connection is no reply
-                    raise UnexpectedReplyError(await self._reader.read_response())
-        except (
-            UnexpectedReplyError,
-            redis.ResponseError,
-        ):  # or an error reply to no call: nobody knows which reply is whose
-            results.clear()
+                replies.append(await self._read(call))
+            await self._expect_no_reply()
+        except (UnexpectedReplyError, ResponseError):
+            replies.clear()  # nobody knows which reply is whose
             raise
         finally:
-            for (call, future), result in zip(self._batch, results, strict=False):
+            for (call, future), reply in zip(self._batch, replies, strict=False):
                 if future.done():
-                    call.abandon(result)
+                    call.abandon(reply)
                 else:
-                    future.set_result(result)
+                    future.set_result(reply)
+
+    async def _read(self, call: Call) -> Any:
+        """Return the reply to a call; an error reply is returned, not raised."""
+        if call.calls is not None:
+            return [await self._read(part) for part in call.calls]
+
+        try:
+            reply = await self._reader.read_response()
+        except ResponseError as error:
+            reply = error
+        self._is_new = False
+        if isinstance(reply, ResponseError):
+            return reply
+        return call.validate(reply)
+
+    async def _expect_no_reply(self) -> None:
+        """Raise if there is a reply to no call; the end of the connection is none."""
+        connection = self._connection
+        if hasattr(connection, "can_read") and await connection.can_read():
+            with suppress(redis.ConnectionError, OSError):
+                raise UnexpectedReplyError(await self._reader.read_response())
 
     async def _is_stale(self) -> bool:
-        """Return whether the server closed the connection, or sent something that nobody asked for."""
-        after_pause = self.loop.time() - self._last_use > FRESH
-        if after_pause:  # two turns of the loop, in which it notices that the server closed the connection
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+        """Return whether the server closed it, or sent a reply to no call."""
         connection = self._connection
+        after_pause = self.loop.time() - self._last_use > FRESH
+        if after_pause:
+            # In two turns the loop notices that the server closed the connection.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
         if not connection.is_connected:
             return False
+
         try:
             if hasattr(connection, "can_read"):
                 return bool(await connection.can_read())
-            return after_pause and bool(
-                await connection.can_read_destructive()
-            )  # redis-py < 8, where it takes longer
+            # redis-py < 8, where it takes longer.
+            return after_pause and bool(await connection.can_read_destructive())
         except redis.RedisError:
             return True
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(self._server.timeout / TICKS, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
@@ -177,28 +199,38 @@ class Multiplexer:
             self._worker.cancel()
         else:
             self._ticks_left -= 1
-            self._timer = self.loop.call_later(self._server.timeout / TICKS, self._tick)
+            self._start_timer()
 
-    def _stop(self, error: Exception | None) -> None:
-        """Fail what was sent, as nobody knows what ran. What was not goes out next, if the server is still available.
+    def _fail_batch(self, error: Exception) -> None:
+        """Fail what was sent, as nobody knows what ran.
 
-        Without an error the loop ends, and all is cancelled.
+        What was not sent goes out next, if the server is still available.
         """
-        failed = self._batch
-        self._batch, self._worker, self._idle, self._timed_out = [], None, None, False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        failure = (
-            None if error is None else self._server.record_failure(error, self._is_new)
-        )
-        if failure is None or self._server.breaker.error is not None:
+        failure = self._server.record_failure(error, self._is_new)
+        failed = self._stop()
+        if self._server.breaker.error is not None:
             failed += self._waiting
             self._waiting.clear()
         elif self._waiting:
             self._start_worker()
         for _, reply in failed:
-            if failure is None:
-                reply.cancel()
-            elif not reply.done():
+            if not reply.done():
                 reply.set_exception(failure)
+
+    def _cancel_all(self) -> None:
+        """Cancel what was sent and what was not: the loop ends."""
+        for _, reply in (*self._stop(), *self._waiting):
+            reply.cancel()
+        self._waiting.clear()
+
+    def _stop(self) -> Batch:
+        """End the worker and its timer; return the batch that it leaves."""
+        batch = self._batch
+        self._batch = []
+        self._worker = None
+        self._idle = None
+        self._timed_out = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return batch

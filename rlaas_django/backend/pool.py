@@ -1,8 +1,9 @@
 """Connections to one server for threads.
 
-redis-py's own ConnectionPool takes half of the time of a call (1.19 against 0.78 of a PING, benchmarks/profile.py), and
-it raises at once when all connections are in use, so that the request would go unlimited. So redis-py's connections are
-held here, in a list: `pop` and `append` are atomic.
+redis-py's own ConnectionPool takes half of the time of a call (1.19 against 0.78 of a
+PING, benchmarks/profile.py), and it raises at once when all connections are in use, so
+that the request would go unlimited. So redis-py's connections are held here, in a list:
+`pop` and `append` are atomic.
 """
 
 from __future__ import annotations
@@ -13,31 +14,35 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
+from .circuit_breaker import CircuitBreaker
 from .connection import HeldConnection
 from .errors import PoolExhaustedError
 
-MAX_WAIT = 5.0  # seconds for a free connection while the server answers
-FRESH = 0.005  # seconds: a connection used since then is not examined, which would take a sixth of a call
+MAX_WAIT = 5.0  # seconds for a free connection while the server is available
+# Seconds: a connection used since then is not examined, which takes a sixth of a call.
+FRESH = 0.005
 
 
 class Pool:
-    """At most `maximum` connections, the one used last first; they connect when they are acquired."""
+    """At most `maximum` connections, the one used last first.
+
+    They connect when they are acquired.
+    """
 
     def __init__(
         self,
         make: Callable[[], HeldConnection],
         maximum: int,
-        is_available: Callable[[], bool],
+        breaker: CircuitBreaker,
     ) -> None:
         self.maximum = maximum
-        self._make, self._is_available = make, is_available
+        self._make = make
+        self._breaker = breaker
         self._idle: list[HeldConnection] = []
-        self._lost_at = (
-            0.0  # when a connection was found closed: those used before are examined
-        )
-        self._made: weakref.WeakSet[HeldConnection] = (
-            weakref.WeakSet()
-        )  # without one that an interrupted call dropped
+        # When a connection was found closed: those used before are examined.
+        self._lost_at = 0.0
+        # Weak: an interrupted call may drop its connection.
+        self._made: weakref.WeakSet[HeldConnection] = weakref.WeakSet()
         self._released = threading.Condition(threading.Lock())
         self._waiting = 0
 
@@ -47,10 +52,10 @@ class Pool:
             connection = self._idle.pop()
         except IndexError:
             connection = self._make_or_wait()
+
         last_call = connection.last_call
-        if (
-            last_call <= self._lost_at or now - last_call >= FRESH
-        ) and connection.is_stale():
+        is_doubtful = last_call <= self._lost_at or now - last_call >= FRESH
+        if is_doubtful and connection.is_stale():
             try:
                 connection.connect()
             except BaseException:
@@ -60,23 +65,33 @@ class Pool:
 
     def release(self, connection: HeldConnection, last_call: float) -> None:
         """Take back a connection on which no reply is outstanding."""
-        connection.last_call, connection.is_new = last_call, False
+        connection.last_call = last_call
+        connection.is_new = False
         self._idle.append(connection)
         if self._waiting:
             self._notify()
 
     def discard(self, connection: HeldConnection) -> None:
-        """Take back a connection on which a reply may still arrive: it is closed, so that nobody else reads it."""
+        """Take back a connection on which a reply may still arrive.
+
+        It is closed, so that nobody else reads that reply.
+        """
         connection.disconnect()
         self._idle.append(connection)
         self._notify()
 
     def examine_idle(self) -> None:
-        """Have the connections examined before they are used again: the server closed one, and perhaps others."""
+        """Have the connections examined before they are used again.
+
+        The server closed one, and perhaps others.
+        """
         self._lost_at = time.monotonic()
 
     def disconnect_idle(self) -> None:
-        """Close the connections that are not in use: behind the same address there may be another server now."""
+        """Close the connections that are not in use.
+
+        Behind the same address there may be another server now.
+        """
         idle = []
         with suppress(IndexError):  # none is left
             while True:
@@ -100,10 +115,11 @@ class Pool:
                         connection = self._make()
                         self._made.add(connection)
                         return connection
+
                     self._released.wait(deadline - time.monotonic())
-                    if not self._is_available() or time.monotonic() >= deadline:
-                        raise PoolExhaustedError(
-                            f"All {self.maximum} connections are in use."
-                        )
+                    is_late = time.monotonic() >= deadline
+                    if is_late or self._breaker.error is not None:
+                        message = f"All {self.maximum} connections are in use."
+                        raise PoolExhaustedError(message)
             finally:
                 self._waiting -= 1

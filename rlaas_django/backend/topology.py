@@ -1,7 +1,8 @@
-"""Which server has a key: a single server, the master that the Sentinels name, or a node of a cluster.
+"""Which server has a key.
 
-Sentinels and cluster nodes are asked by redis-py's own clients, in a background thread: a request reads what is known
-and never waits for a refresh, but for the very first one.
+A single server, the master that the Sentinels name, or a node of a cluster. redis-py's
+own clients ask the Sentinels and the nodes, in a background thread: a request reads
+what is known and never waits for a refresh, but for the very first one.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from .server import Server
 
 
 class Topology:
-    """Where the servers are: a single one, or, in a derived class, as other servers say."""
+    """Where the servers are: a single one, or, in a derived class, as others say."""
 
     clustered = False
     error = ""  # why no server is known
 
     def __init__(self, server: Server | None, timeout: float) -> None:
-        self.master, self.timeout = server, timeout
+        self.master = server
+        self.timeout = timeout
 
     def server_for(self, key: str) -> Server | None:  # noqa: ARG002
         """Return the server that has a key; None while it is not known."""
@@ -55,7 +57,6 @@ class Topology:
 
     async def await_until_known(self) -> None:
         """As `wait_until_known`, without blocking the event loop."""
-        await asyncio.to_thread(self.wait_until_known)
 
 
 class DiscoveredTopology(Topology):
@@ -65,7 +66,8 @@ class DiscoveredTopology(Topology):
 
     def __init__(self, name: str, timeout: float) -> None:
         super().__init__(None, timeout)
-        self.name, self.error = name, f"{name}: no reply within {timeout:g} s"
+        self.name = name
+        self.error = f"{name}: no reply within {timeout:g} s"
         self._refreshed = threading.Event()  # once, with or without success
         self._refresher = Refresher(self._refresh)
         self._refresher.request()
@@ -80,12 +82,16 @@ class DiscoveredTopology(Topology):
     def wait_until_known(self) -> None:
         self._refreshed.wait(self.timeout)
 
+    async def await_until_known(self) -> None:
+        if not self._refreshed.is_set():
+            await asyncio.to_thread(self.wait_until_known)
+
     def _refresh(self) -> bool:
         changed = False
         try:
             changed = self.discover()
             self.error = self.no_server
-        except Exception as error:  # noqa: BLE001  (whatever redis-py makes of a strange reply)
+        except Exception as error:  # noqa: BLE001  (whatever redis-py makes of a reply)
             self.error = f"{self.name}: {error}"
             log.error("%s unavailable: %s", self.name, log.escaped(str(error)))
         self._refreshed.set()
@@ -104,25 +110,29 @@ class SentinelTopology(DiscoveredTopology):
         master: ConnectionOptions,
         timeout: float,
     ) -> None:
-        self._service, self._sentinel, self._master_options = service, sentinel, master
+        self._service = service
+        self._sentinel = sentinel
+        self._master_options = master
         super().__init__(f"Sentinel service {service!r}", timeout)
 
     def discover(self) -> bool:
         try:
             host, port = self._sentinel.discover_master(self._service)  # type: ignore[no-untyped-call]
         except MasterNotFoundError as error:
-            text = str(error)
-            for client in (
-                self._sentinel.sentinels
-            ):  # redis-py shows them in full; their addresses say enough
-                options = client.connection_pool.connection_kwargs
-                text = text.replace(str(client), f"{options['host']}:{options['port']}")
-            raise MasterNotFoundError(text) from error
+            raise MasterNotFoundError(self._shortened(str(error))) from error
+
         address = str(host), int(port)
         if self.master is not None and self.master.address == address:
             return False
         self.master = Server(self._master_options.at(address), self.timeout)
         return True
+
+    def _shortened(self, text: str) -> str:
+        """Return an error with addresses where redis-py shows clients in full."""
+        for client in self._sentinel.sentinels:
+            options = client.connection_pool.connection_kwargs
+            text = text.replace(str(client), f"{options['host']}:{options['port']}")
+        return text
 
 
 class ClusterTopology(DiscoveredTopology):
@@ -134,8 +144,9 @@ class ClusterTopology(DiscoveredTopology):
     def __init__(
         self, nodes: ConnectionOptions, seeds: Sequence[Address], timeout: float
     ) -> None:
-        self._node_options, self._seeds = nodes, seeds
-        self._known: list[Address] = []  # every node, replicas too
+        self._node_options = nodes
+        self._seeds = seeds
+        self._known: list[Address] = []  # every node, also replicas
         self._servers: dict[Address, Server] = {}
         self._primaries: list[Server] = []
         self._slots: dict[int, Server] = {}
@@ -143,16 +154,36 @@ class ClusterTopology(DiscoveredTopology):
         super().__init__("Redis Cluster", timeout)
 
     def discover(self) -> bool:
-        # Not by RedisCluster(), which sends COMMAND to the first primary and fails when that one is down. A new manager
-        # each time: the known slots stay when there is an error, and the seeds are asked too when all nodes are gone.
-        addresses, options = (
-            dict.fromkeys((*self._known, *self._seeds)),
-            self._node_options.options,
-        )
+        manager = self._read_slots()
+        slots = {
+            slot: self.server_at((nodes[0].host, nodes[0].port))
+            for slot, nodes in manager.slots_cache.items()
+        }
+        primaries = sorted(set(slots.values()), key=lambda server: server.address)
+        changed = self._moved or primaries != self._primaries
+
+        self._known = [(node.host, node.port) for node in manager.nodes_cache.values()]
+        self._servers = {server.address: server for server in primaries}
+        self._slots = slots
+        self._primaries = primaries
+        self._moved = False
+        return changed
+
+    def _read_slots(self) -> NodesManager:
+        """Ask the known nodes, and the seeds in case all nodes are gone.
+
+        Not by RedisCluster(), which sends COMMAND to the first primary and fails when
+        that one is down. By a new manager each time: when there is an error, the known
+        slots stay.
+        """
+        options = {**self._node_options.options}
         if options.get("db"):
-            raise RedisClusterException(
-                f"a cluster has database 0 only, not {options['db']}"
-            )
+            message = f"a cluster has database 0 only, not {options['db']}"
+            raise RedisClusterException(message)
+
+        options.pop("host", None)
+        options.pop("port", None)
+        addresses = dict.fromkeys((*self._known, *self._seeds))
         try:
             manager = NodesManager(
                 [ClusterNode(*address) for address in addresses],  # type: ignore[no-untyped-call]
@@ -160,25 +191,12 @@ class ClusterTopology(DiscoveredTopology):
                 connection_class=self._node_options.connection_class,
                 socket_timeout=self.timeout,
                 socket_connect_timeout=self.timeout,
-                **{
-                    name: value
-                    for name, value in options.items()
-                    if name not in ("host", "port")
-                },
+                **options,
             )
         except IndexError as error:  # redis-py wants the first of them
             raise RedisClusterException("no node has slots") from error
         manager.close()
-        slots = {
-            slot: self.server_at((nodes[0].host, nodes[0].port))
-            for slot, nodes in manager.slots_cache.items()
-        }
-        primaries = sorted(set(slots.values()), key=lambda server: server.address)
-        changed = self._moved or primaries != self._primaries
-        self._known = [(node.host, node.port) for node in manager.nodes_cache.values()]
-        self._servers = {server.address: server for server in primaries}
-        self._slots, self._primaries, self._moved = slots, primaries, False
-        return changed
+        return manager
 
     def server_for(self, key: str) -> Server | None:
         return self._slots.get(key_slot(key.encode()))
@@ -188,26 +206,32 @@ class ClusterTopology(DiscoveredTopology):
 
     def group_by_slot(self, keys: Sequence[str]) -> list[Sequence[int]]:
         slots: dict[int, list[int]] = {}
-        for i, key in enumerate(keys):
-            slots.setdefault(key_slot(key.encode()), []).append(i)
+        for index, key in enumerate(keys):
+            slots.setdefault(key_slot(key.encode()), []).append(index)
         return [*slots.values()]
 
     def server_at(self, address: Address) -> Server:
         """Return the node at an address."""
-        found = self._servers.get(address)
-        return found or self._servers.setdefault(
-            address, Server(self._node_options.at(address), self.timeout)
-        )
+        server = self._servers.get(address)
+        if server is None:
+            server = Server(self._node_options.at(address), self.timeout)
+        return self._servers.setdefault(address, server)
 
     def redirect(self, error: AskError, server: Server) -> Server:
-        """Return the node that MOVED or ASK names; an empty host is the host of the server that said so."""
+        """Return the node that MOVED or ASK names.
+
+        An empty host is the host of the server that said so.
+        """
         target = self.server_at((error.host or server.address[0], error.port))
         if isinstance(error, MovedError):
             self.moved(error.slot_id, target)
         return target
 
     def moved(self, slot: int, server: Server) -> None:
-        """Note that a slot has another node; rarely one slot alone moves, so the map is refreshed."""
+        """Note that a slot has another node, and refresh the map.
+
+        Rarely one slot alone moves.
+        """
         self._slots[slot] = server
         self._moved = True
         self.refresh_soon()
@@ -216,16 +240,20 @@ class ClusterTopology(DiscoveredTopology):
 class Refresher:
     """Runs a function in a background thread, one at a time, when it is requested.
 
-    The interval between two runs doubles while nothing changes, so that a node that stays away costs little.
+    The interval between two runs doubles while nothing changes, so that a node that
+    stays away costs little.
     """
 
-    MIN_INTERVAL, MAX_INTERVAL = 0.25, 1.0  # seconds
+    MIN_INTERVAL = 0.25  # seconds
+    MAX_INTERVAL = 1.0
 
     def __init__(self, refresh: Callable[[], bool]) -> None:
         self._refresh = refresh
         self._lock = threading.Lock()
-        self._requested = self._running = False
-        self._interval, self._next_run = self.MIN_INTERVAL, 0.0
+        self._requested = False
+        self._running = False
+        self._interval = self.MIN_INTERVAL
+        self._next_run = 0.0
 
     def request(self) -> None:
         with self._lock:
@@ -233,25 +261,27 @@ class Refresher:
             if self._running:
                 return
             self._running = True
+
+        thread = threading.Thread(
+            target=self._run, name="rlaas_django topology", daemon=True
+        )
         try:
-            threading.Thread(
-                target=self._run, name="rlaas_django topology", daemon=True
-            ).start()
+            thread.start()
         except RuntimeError:  # no more threads now; the next request tries again
             self._running = False
 
     def _run(self) -> None:
-        while True:
-            time.sleep(max(0.0, self._next_run - time.monotonic()))
-            with self._lock:
-                if not self._requested:
-                    self._running = False
-                    return
-                self._requested = False
-            changed = self._refresh()
-            self._interval = (
-                self.MIN_INTERVAL
-                if changed
-                else min(2 * self._interval, self.MAX_INTERVAL)
-            )
+        while self._is_due():
+            if self._refresh():
+                self._interval = self.MIN_INTERVAL
+            else:
+                self._interval = min(2 * self._interval, self.MAX_INTERVAL)
             self._next_run = time.monotonic() + self._interval
+
+    def _is_due(self) -> bool:
+        """Wait until the next run may begin; return whether one was requested."""
+        time.sleep(max(0.0, self._next_run - time.monotonic()))
+        with self._lock:
+            self._running = self._requested
+            self._requested = False
+            return self._running

@@ -1,9 +1,11 @@
-"""System checks that connect to Redis, with `manage.py check --deploy` only: what it permits, and what it evicts."""
+"""Check what Redis permits and evicts, with `manage.py check --deploy` only.
+
+These are the checks that connect to Redis.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,49 +16,70 @@ from ..backend.scripts import SCRIPTS
 from ..conf import Problem
 from ..core.keys import COUNTER_PREFIX, OVERRIDE_PREFIX
 from ..core.policy import ALGORITHMS, Policy
-from .settings import as_message
+from .settings import as_messages
 
 NAME = "system-check"  # of the policies that are tried, and of who is counted
-RIGHTS = "~rlaas:* +@read +@write +@connection -@dangerous +evalsha +script|load +script|exists +time +info"
+KEY_PREFIXES = (COUNTER_PREFIX, OVERRIDE_PREFIX, "rlaas:")
+RIGHTS = (
+    "~rlaas:* +@read +@write +@connection -@dangerous "
+    "+evalsha +script|load +script|exists +time +info"
+)
 
 
 @checks.register("caches", deploy=True)
 def check_rights(**_: Any) -> list[checks.CheckMessage]:
     """Decide once, and use each kind of key; report everything that fails."""
-    failed: dict[str, list[str]] = {}  # what was tried, by the error
-    for tried, attempt in _attempts() if _can_be_tried() else ():
+    if not _can_connect():
+        return []
+
+    failures: dict[str, list[str]] = {}  # what was tried, by the error
+    for name, attempt in _attempts():
         try:
             attempt()
         except backend.UnavailableError as error:
-            failed.setdefault(str(error), []).append(tried)
-    if not failed:
+            failures.setdefault(str(error), []).append(name)
+    if not failures:
         return []
+
     listed = "; ".join(
-        f"{', '.join(tried)}: {error}" for error, tried in failed.items()
+        f"{', '.join(names)}: {error}" for error, names in failures.items()
     )
-    message = f"Redis does not do what the limiter needs ({listed}). It would decide without Redis, by `on_failure`."
-    hint = f"A Redis user for the limiter needs these rights: {RIGHTS}. More in docs/security.md."
-    return [as_message(Problem("W010", message, hint))]
+    problem = Problem(
+        "W010",
+        f"Redis does not do what the limiter needs ({listed}). It would decide "
+        "without Redis, by `on_failure`.",
+        f"A Redis user for the limiter needs these rights: {RIGHTS}. More in "
+        "docs/security.md.",
+    )
+    return as_messages([problem])
 
 
 @checks.register("caches", deploy=True)
 def check_eviction(**_: Any) -> list[checks.CheckMessage]:
-    messages: list[checks.CheckMessage] = []
-    with suppress(backend.UnavailableError):  # `check_rights` reports it
-        for server in backend.servers() if _can_be_tried() else ():
-            if (
-                policy := backend.eviction_policy(backend.server_info(server))
-            ) is not None:
-                message = (
-                    f"{server.name} drops keys when its memory is full (maxmemory-policy {policy}): usage would be "
-                    "lost, and overrides for up to half a minute."
-                )
-                hint = "Let RATE_LIMITER['CACHE'] be on a server of its own, with maxmemory-policy noeviction."
-                messages.append(as_message(Problem("W011", message, hint)))
-    return messages
+    """Warn of servers that drop keys when their memory is full."""
+    if not _can_connect():
+        return []
+    try:
+        return as_messages(list(_eviction_problems()))
+    except backend.UnavailableError:  # `check_rights` reports it
+        return []
 
 
-def _can_be_tried() -> bool:
+def _eviction_problems() -> Iterator[Problem]:
+    for server in backend.servers():
+        policy = backend.eviction_policy(backend.server_info(server))
+        if policy is not None:
+            yield Problem(
+                "W011",
+                f"{server.name} drops keys when its memory is full "
+                f"(maxmemory-policy {policy}): usage would be lost, and overrides for "
+                "up to half a minute.",
+                "Let RATE_LIMITER['CACHE'] be on a server of its own, with "
+                "maxmemory-policy noeviction.",
+            )
+
+
+def _can_connect() -> bool:
     try:
         return conf.config().enabled and backend.topology() is not None
     except Exception:  # noqa: BLE001  (`check_settings` reports what is wrong)
@@ -64,39 +87,32 @@ def _can_be_tried() -> bool:
 
 
 def _attempts() -> Iterator[tuple[str, Callable[[], Any]]]:
-    yield (
-        "SCRIPT LOAD",
-        partial(
-            _run_everywhere, *[("SCRIPT", "LOAD", script.text) for script in SCRIPTS]
-        ),
-    )
-    yield "TIME", partial(_run_everywhere, ("TIME",))
-    for prefix in (
-        COUNTER_PREFIX,
-        OVERRIDE_PREFIX,
-        "rlaas:",
-    ):  # counters, overrides, and all others
-        yield (
-            f"{prefix}*",
-            partial(backend.run_commands, [("EXISTS", f"{prefix}{NAME}")]),
-        )
+    """Yield what the limiter does with Redis, by name."""
+    load_scripts = [("SCRIPT", "LOAD", script.text) for script in SCRIPTS]
+    yield "SCRIPT LOAD", partial(_run_everywhere, load_scripts)
+    yield "TIME", partial(_run_everywhere, [("TIME",)])
+
+    for prefix in KEY_PREFIXES:
+        command = ("EXISTS", f"{prefix}{NAME}")
+        yield f"{prefix}*", partial(backend.run_commands, [command])
+
     yield "a decision", _decide
 
 
-def _run_everywhere(*commands: tuple[str, ...]) -> None:
+def _run_everywhere(commands: Sequence[tuple[str, ...]]) -> None:
     for server in backend.servers():
         backend.run_commands(commands, server)
 
 
 def _decide() -> None:
-    """Decide by every algorithm, refund and reset, without the rules for an unavailable Redis."""
-    policies = [
-        Policy(f"{NAME}-{i}", "1/s", algo=algo) for i, algo in enumerate(ALGORITHMS)
-    ]
-    planned = limiter.plan(NAME, policies, 1)
-    call = planned.pack()
-    decision = backend.execute(
-        planned.policy_set.topology, call, admin_timeout=backend.ADMIN_TIMEOUT
+    """Decide by every algorithm, refund and reset.
+
+    Through the backend itself: `limiter.check` would decide without Redis.
+    """
+    policies = [Policy(f"{NAME}-{algo}", "1/s", algo=algo) for algo in ALGORITHMS]
+    check = limiter.plan(NAME, policies, 1)
+    reply = backend.execute(
+        check.policy_set.topology, check.pack(), admin_timeout=backend.ADMIN_TIMEOUT
     )
-    limiter.refund(decision)
+    limiter.refund(check.read(reply))
     limiter.reset(NAME, policies)

@@ -1,9 +1,9 @@
-"""The callers of the HTTP service: other programs, each with what it may do. No Django, no Redis."""
+"""The callers of the HTTP service: other programs, each with what it may do."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from .rules import refuse_unknown
 
 VERBS = ("check", "usage", "refund", "reset", "policies", "info", "metrics")
 OPTIONS = ("digests", "verbs", "policies", "limit")
+DEFAULT_VERBS = frozenset({"check"})
+
 _is_digest = re.compile(r"[0-9a-f]{64}").fullmatch
 
 
@@ -19,11 +21,11 @@ _is_digest = re.compile(r"[0-9a-f]{64}").fullmatch
 class Caller:
     """A program that calls the service.
 
-    >>> Caller("billing", verbs=frozenset({"check", "refund"}), policies=frozenset({"search"}))
+    >>> Caller("billing", frozenset({"check", "refund"}), frozenset({"search"}))
     """
 
     name: str
-    verbs: frozenset[str] = frozenset({"check"})
+    verbs: frozenset[str] = DEFAULT_VERBS
     policies: frozenset[str] | None = None  # None: every policy of the settings
     limit: str | None = None  # the policy that limits the caller itself
 
@@ -40,9 +42,8 @@ class Caller:
 class Service:
     """RATE_LIMITER['SERVICE'], parsed."""
 
-    digests: tuple[
-        tuple[str, Caller], ...
-    ] = ()  # SHA-256 of a token, in hex, and whose it is
+    # The SHA-256 of each token, in hex, and whose it is.
+    digests: tuple[tuple[str, Caller], ...] = ()
     authenticate: Callable[[Any], Any] | None = None  # the site's own function
 
     @property
@@ -60,9 +61,10 @@ def parse_tokens(
     for name, entry in tokens.items():
         try:
             caller = _parse_caller(name, entry, policies)
-            yield from ((digest, caller) for digest in _texts(entry, "digests", ()))
         except PolicyError as error:
             raise PolicyError(f"TOKENS[{name!r}]: {error}") from None
+        for digest in entry["digests"]:
+            yield digest, caller
 
 
 def _parse_caller(name: Any, entry: Any, policies: Mapping[str, Policy]) -> Caller:
@@ -73,35 +75,38 @@ def _parse_caller(name: Any, entry: Any, policies: Mapping[str, Policy]) -> Call
             'write {"digests": ["<SHA-256 of the token>"], "verbs": ["check"]}.'
         )
     refuse_unknown(entry, OPTIONS)
-    digests, verbs = _texts(entry, "digests", ()), _texts(entry, "verbs", ("check",))
+
+    digests = _texts(entry, "digests", ())
     if not digests or not all(map(_is_digest, digests)):
         raise PolicyError(
-            "digests should list the SHA-256 of each token, as 64 hex digits; `rlaas token new` makes one."
+            "digests should list the SHA-256 of each token, as 64 hex digits; "
+            "`rlaas token new` makes one."
         )
-    names = _texts(entry, "policies", None)
-    limit = entry.get("limit")
+
+    verbs = _texts(entry, "verbs", DEFAULT_VERBS)
     _require_known("verb", verbs, VERBS)
-    _require_known(
-        "policy", [*(names or ()), *([] if limit is None else [limit])], policies
-    )
-    return Caller(
-        name, frozenset(verbs), None if names is None else frozenset(names), limit
-    )
+    names = _texts(entry, "policies", None)
+    _require_known("policy", names or (), policies)
+    limit = entry.get("limit")
+    if limit is not None:
+        _require_known("policy", [limit], policies)
+    return Caller(name, verbs, names, limit)
 
 
 def _texts(entry: Mapping[str, Any], option: str, default: Any) -> Any:
-    found = entry.get(option, default)
-    if found is not default and not (
-        isinstance(found, (list, tuple))
-        and all(isinstance(each, str) for each in found)
-    ):
-        raise PolicyError(
-            f"{option} should be a list of texts, not {type(found).__name__}."
-        )
-    return found
+    """Return the set of texts that an option lists."""
+    texts = entry.get(option)
+    if texts is None:
+        return default
+    is_list = isinstance(texts, (list, tuple))
+    if not is_list or not all(isinstance(text, str) for text in texts):
+        kind = type(texts).__name__
+        raise PolicyError(f"{option} should be a list of texts, not {kind}.")
+    return frozenset(texts)
 
 
-def _require_known(word: str, names: Any, known: Any) -> None:
+def _require_known(word: str, names: Iterable[Any], known: Iterable[str]) -> None:
+    known = list(known)
     for name in names:
-        if name not in [*known]:
+        if name not in known:
             raise PolicyError(f"there is no {word} {name!r}{nearest(name, known)}")

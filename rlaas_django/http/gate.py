@@ -1,15 +1,15 @@
-"""One request before its limits: check what was not checked yet, refuse or call the view, add the headers.
+"""One request before one set of limits: `begin`, check, `decide`, the view, `leave`.
 
-A decorator has limits, and so has a rule of the middleware. What was decided is kept on the request, so that a policy
-that several of them name is charged once, and a refusal refunds what limits before it charged.
+A decorator has limits, and so has a rule of the middleware. What was decided is kept on
+the request (request_state.py), so that a policy that several of them name is charged
+once, and a refusal refunds what limits before it charged.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from django.http import HttpRequest
@@ -17,289 +17,347 @@ from django.http.response import HttpResponseBase
 
 from .. import conf, limiter, signals
 from ..backend import UnavailableError
-from ..core.decision import Decision, combine
-from ..limiter.policy_set import CompiledPolicySet, compile_policies
-from . import login, responses
-from .identity import RequestIdentity, load_user
-from .limits import Limits, Prepared, with_fixed_rates
-from .request_state import STATE, Charge, RequestState
-from .site_functions import call_cost, is_charged
+from ..core.decision import Decision, combine, strictest
+from ..core.policy import DEFAULT, Policy
+from ..limiter import networks
+from ..limiter.policy_set import Check, CompiledPolicySet, compile_policies
+from ..runtime import log
+from . import login
+from .headers import add_headers
+from .identity import identify_all, load_user
+from .limits import CompiledLimits, Limits, compile_limits, with_fixed_rates
+from .proxies import client_address
+from .refusals import arespond, respond, suppress_log
+from .request_state import STATE, Charge, RequestState, exceeds_limit, state_of
+from .site_functions import call_cost, in_thread, is_charged
 
 View = Callable[..., Any]
-Resolved = tuple[RequestIdentity, CompiledPolicySet | None, int]
 
 
 class Gate:
     """One request before one set of limits; what sync and async have in common."""
 
     __slots__ = (
-        "cost",
+        "attempt",
+        "check",
+        "compiled",
         "decision",
-        "inner",
+        "exceeded",
         "limits",
+        "log_suppressed",
         "names",
-        "prepared",
+        "outer_charges",
         "request",
         "state",
     )
 
-    def __init__(self, limits: Limits, request: HttpRequest) -> None:
-        self.limits, self.request, config = limits, request, conf.config()
-        state: RequestState | None = getattr(request, STATE, None)
-        if state is not None:
-            state.add_request(request)
-        self.state = state or RequestState(request)
-        # None where these limits do not apply.
-        self.prepared: Prepared | None = None
-        self.inner: tuple[Limits, ...] = ()
-        if config.enabled:
-            prepared: Prepared = config.derived.get(limits) or limits.prepare()
-            self.limits, self.inner, methods = (
-                prepared.limits,
-                prepared.inner,
-                prepared.limits.methods,
-            )
-            if methods is None or request.method in methods:
-                self.prepared = prepared
+    def __init__(self, limits: Limits, request: Any, compiled: CompiledLimits) -> None:
+        self.limits = limits
+        self.compiled = compiled
+        self.request = request
+        self.state: RequestState = state_of(request)
+        self.check: Check | None = None  # None where there is nothing left to check
+        self.names: tuple[str, ...] = ()  # of policies that others may have checked
         self.decision: Decision | None = None  # what these limits checked
-        self.names: list[
-            str
-        ] = []  # of the policies that apply, where other limits have checked some
-        self.cost = 0  # known once resolved
-
-    def resolve(self, prepared: Prepared) -> Resolved:
-        """Return the identity, the policies not yet checked (None if all were), and the cost; keep names and cost."""
-        request, identity, policies = (
-            self.request,
-            RequestIdentity(self.request),
-            prepared.policies,
-        )
-        policy_set = prepared.policy_set
-        if policy_set is None:
-            policies = with_fixed_rates(policies, request)
-        if prepared.calls_site_functions:
-            for policy in policies:
-                identity.call_key_function(policy.key)
-        if self.state.checked:
-            self.names = [policy.name for policy in policies]
-            fresh = tuple(
-                [
-                    policy
-                    for policy in policies
-                    if policy.name not in self.state.outcomes
-                ]
-            )
-            if len(fresh) < len(policies):
-                policies, policy_set = fresh, None
-        if policy_set is None and policies:
-            policy_set = compile_policies(policies)
-        cost = self.limits.cost
-        self.cost = call_cost(cost, request, policy_set) if callable(cost) else cost
-        return identity, policy_set, self.cost
-
-    def note_result(self) -> Decision | None:
-        """Note on the request that nothing limits it, or that these limits refuse it; return the refusal, if any.
-
-        A policy of these limits refuses also where other limits have checked it.
-        """
-        state, own = self.state, self.decision
-        if state.decision is None:
-            state.annotate(limiter.unlimited())
-            return None
-        if own is None or len(state.checked) > 1:
-            own = combine(
-                outcome
-                for name, outcome in state.outcomes.items()
-                if name in self.names
-            )
-        if own is None or own.allowed or not self.limits.block:
-            return None
-        state.refusal = own
-        return own
-
-    def to_refund(self) -> list[Charge]:
-        """Return what these limits and those around them charged: a refused request costs nothing."""
-        return [each for each in self.state.open if each[0].allowed]
-
-    def uncharged(self, response: HttpResponseBase, decision: Decision) -> list[Charge]:
-        """Return what these limits charged, if their `charge_when` does not count the response."""
-        charge_when = self.limits.charge_when
-        return (
-            []
-            if charge_when is None or is_charged(charge_when, response)
-            else [(decision, self.cost)]
-        )
-
-    @property
-    def response(self) -> responses.Respond | None:
-        """The site's function for refusals; None for our own."""
-        return self.limits.response or conf.config().response
-
-    def suppress_log(self, response: HttpResponseBase) -> HttpResponseBase:
-        """Keep Django from logging a refusal of ours whose line was suppressed; return the response."""
-        is_ours = self.state.log_suppressed and self.response is None
-        return responses.suppress_log(self.request, response) if is_ours else response
+        self.exceeded = False
+        self.log_suppressed = False
+        self.attempt: login.Attempt | None = None  # to log in, for `charge_when`
+        self.outer_charges = len(self.state.charges)
 
 
 def enter(
-    limits: Limits,
-    request: HttpRequest,
-    view: Callable[..., HttpResponseBase],
-    /,
-    *args: Any,
-    **kwargs: Any,
-) -> HttpResponseBase:
+    limits: Limits, request: Any, view: View, /, *args: Any, **kwargs: Any
+) -> Any:
     """Return the view's response, or a refusal."""
-    gate = Gate(limits, request)
-    limits = gate.limits
-    if gate.inner or limits.charge_when is not None:
-        view = _wrap(gate, view, enter, _watch)
-    gate.state.depth += 1
+    gate = begin(limits, request)
     try:
-        if gate.prepared is not None:
-            identity, policy_set, cost = gate.resolve(gate.prepared)
-            if policy_set is not None:
-                gate.decision = limiter.check(
-                    identity, policy_set, cost=cost, source=None
-                )
-                if gate.state.record(gate.decision, cost, block=limits.block):
-                    signals.send(
-                        signals.rate_limited, request=request, decision=gate.decision
-                    )
-        decided = gate.state.decision
-        refusal = (
-            None if decided is not None and decided.allowed else gate.note_result()
-        )
+        refusal = check(gate)
         if refusal is not None:
             return _refuse(gate, refusal)
-        response = view(*args, **kwargs)
-        if isinstance(
-            response, HttpResponseBase
-        ):  # otherwise Django tells the view's author
-            responses.add_headers(response.headers, gate.state.decision)
-        return response
+        return finish(gate, view(*args, **kwargs))
     except Exception:
-        if not limits.charge_on_error and gate.decision is not None:
-            _refund(gate, [(gate.decision, cost)])
+        refund(gate, charges_on_error(gate))
         raise
     finally:
-        gate.state.leave(gate.decision)
+        leave(gate)
 
 
 async def aenter(
-    limits: Limits,
-    request: HttpRequest,
-    view: Callable[..., Awaitable[HttpResponseBase]],
-    /,
-    *args: Any,
-    **kwargs: Any,
-) -> HttpResponseBase:
+    limits: Limits, request: Any, view: View, /, *args: Any, **kwargs: Any
+) -> Any:
     """As `enter`, natively async."""
-    gate = Gate(limits, request)
-    limits = gate.limits
-    if gate.inner or limits.charge_when is not None:
-        view = _wrap(gate, view, aenter, _awatch)
-    gate.state.depth += 1
-    gate.state.view_reached = (
-        False  # other limits before these may have called us as their view
-    )
+    gate = await _abegin(limits, request)
     try:
-        if gate.prepared is not None:
-            identity, policy_set, cost = await _aresolve(gate, gate.prepared)
-            if policy_set is not None:
-                gate.decision = await limiter.acheck(
-                    identity, policy_set, cost=cost, source=None
-                )
-                if gate.state.record(gate.decision, cost, block=limits.block):
-                    await signals.asend(
-                        signals.rate_limited, request=request, decision=gate.decision
-                    )
-        decided = gate.state.decision
-        refusal = (
-            None if decided is not None and decided.allowed else gate.note_result()
-        )
+        refusal = await _acheck(gate)
         if refusal is not None:
             return await _arefuse(gate, refusal)
-        gate.state.view_reached = limits.before_view
-        response = await view(*args, **kwargs)
-        if isinstance(response, HttpResponseBase):
-            responses.add_headers(response.headers, gate.state.decision)
-        return response
-    except asyncio.CancelledError:
-        gate.state.refund_cancelled()
-        raise
-    except Exception:
-        if not limits.charge_on_error and gate.decision is not None:
-            await _arefund(gate, [(gate.decision, cost)])
+        return await _afinish(gate, await view(*args, **kwargs))
+    except BaseException as error:
+        await _afail(gate, error)
         raise
     finally:
-        gate.state.leave(gate.decision)
+        leave(gate)
 
 
-def _wrap(gate: Gate, view: View, run: View, watch: View) -> View:
-    """Put what else applies around a view: limits that are decided by themselves, and `charge_when`."""
-    for part in reversed(gate.inner):
-        view = partial(run, part, gate.request, view)
-    return view if gate.limits.charge_when is None else partial(watch, gate, view)
+def begin(limits: Limits, request: Any) -> Gate:
+    """Plan what these limits check for a request."""
+    gate = Gate(limits, request, compile_limits(limits))
+    state = gate.state
+    if limits.policies and conf.config().enabled and _applies(limits, request):
+        gate.check = plan_check(gate.compiled, request, state.outcomes)
+        if state.outcomes:
+            gate.names = gate.compiled.names
+    state.depth += 1
+    state.view_reached = False
+    return gate
 
 
-def _watch(gate: Gate, view: View, /, *args: Any, **kwargs: Any) -> Any:
-    """Call a view, and refund what `charge_when` does not count."""
-    with login.watched():
-        response = view(*args, **kwargs)
-        if gate.decision is not None and isinstance(response, HttpResponseBase):
-            _refund(gate, gate.uncharged(response, gate.decision))
-        return response
+async def _abegin(limits: Limits, request: Any) -> Gate:
+    """As `begin`, without reaching the database from the event loop."""
+    compiled = compile_limits(limits)
+    if compiled.by_user is not None:
+        await load_user(request)
+    if compiled.calls_site_functions:
+        return await in_thread(begin)(limits, request)  # type: ignore[no-any-return]
+    return begin(limits, request)
 
 
-async def _awatch(gate: Gate, view: View, /, *args: Any, **kwargs: Any) -> Any:
-    with login.watched():
-        response = await view(*args, **kwargs)
-        if gate.decision is not None and isinstance(response, HttpResponseBase):
-            await _arefund(gate, gate.uncharged(response, gate.decision))
-        return response
+def _applies(limits: Limits, request: HttpRequest) -> bool:
+    return limits.methods is None or request.method in limits.methods
 
 
-async def reach_view(request: HttpRequest, *_: Any) -> None:
-    """Note that the view of a request begins: the middleware's `process_view`, under ASGI."""
-    if (state := getattr(request, STATE, None)) is not None:
-        state.view_reached = True
+def plan_check(
+    compiled: CompiledLimits, request: HttpRequest, checked: Container[str]
+) -> Check | None:
+    """Plan the check of the policies that are not among those checked already."""
+    policies = compiled.policies
+    if compiled.policy_set is None:
+        policies = with_fixed_rates(policies, request)
+    unchecked = tuple([policy for policy in policies if policy.name not in checked])
+    if not unchecked:
+        return None
+
+    policy_set = compiled.policy_set
+    if policy_set is None or len(unchecked) < len(policies):
+        policy_set = compile_policies(unchecked)
+    return limiter.plan_encoded(
+        policy_set,
+        identify_all(request, unchecked),
+        _cost(compiled, request, policy_set),
+        _address_for_overrides(request),
+    )
 
 
-async def _aresolve(gate: Gate, prepared: Prepared) -> Resolved:
-    """As `Gate.resolve`, without reaching the database from the event loop."""
-    if prepared.needs_user:
-        await load_user(gate.request)
-    if prepared.calls_site_functions:
-        return await responses.in_thread(gate.resolve)(prepared)  # type: ignore[no-any-return]
-    return gate.resolve(prepared)
+def _cost(
+    compiled: CompiledLimits, request: HttpRequest, policy_set: CompiledPolicySet
+) -> int:
+    if callable(compiled.cost):
+        return call_cost(compiled.cost, request, policy_set)
+    return compiled.cost
+
+
+def _address_for_overrides(request: HttpRequest) -> str:
+    """Return the client's address where there are overrides of networks."""
+    if networks.current is None:
+        return ""
+    return client_address(request)
+
+
+def check(gate: Gate) -> Decision | None:
+    """Check what is left to check, and return the refusal, if any."""
+    decision = None
+    if gate.check is not None:
+        decision = limiter.decide(gate.check)
+    refusal = decide(gate, decision)
+    if gate.exceeded:
+        signals.send(signals.rate_limited, request=gate.request, decision=decision)
+    return refusal
+
+
+async def _acheck(gate: Gate) -> Decision | None:
+    """As `check`, natively async."""
+    decision = None
+    if gate.check is not None:
+        decision = await limiter.adecide(gate.check)
+    refusal = decide(gate, decision)
+    if gate.exceeded:
+        request = gate.request
+        await signals.asend(signals.rate_limited, request=request, decision=decision)
+    # From here on a request that is cancelled stays charged.
+    gate.state.view_reached = refusal is None and gate.limits.before_view
+    return refusal
+
+
+def decide(gate: Gate, decision: Decision | None) -> Decision | None:
+    """Keep a decision on the request, and return the refusal, if these limits refuse.
+
+    A policy of these limits also refuses where other limits have checked it.
+    """
+    state = gate.state
+    if decision is not None:
+        _keep(gate, decision)
+    elif state.decision is None:
+        state.request.rate_limit = limiter.unlimited()
+
+    if gate.names:  # other limits may have checked some of the policies
+        decision = combine(
+            state.outcomes[name] for name in gate.names if name in state.outcomes
+        )
+    if gate.compiled.charge_when is not None:
+        gate.attempt = login.watch()
+
+    if decision is None or decision.allowed or not gate.limits.block:
+        return None
+    state.refusal = decision
+    return decision
+
+
+def _keep(gate: Gate, decision: Decision) -> None:
+    """Keep a decision on the request, and log it where it exceeds a limit."""
+    check: Any = gate.check
+    gate.decision = decision
+    gate.state.add(decision, check.cost)
+
+    exceeding = [outcome for outcome in decision.outcomes if exceeds_limit(outcome)]
+    if exceeding:
+        gate.exceeded = True
+        gate.log_suppressed = log.refusal(
+            strictest(exceeding),
+            gate.request.method or "",
+            gate.request.path,
+            block=gate.limits.block,
+        )
+
+
+def finish(gate: Gate, response: Any) -> Any:
+    """Add the headers to a response; refund it if `charge_when` does not count it."""
+    if isinstance(response, HttpResponseBase):  # otherwise Django tells the author
+        refund(gate, uncounted_charges(gate, response))
+        _add_headers(gate, response)
+    return response
+
+
+async def _afinish(gate: Gate, response: Any) -> Any:
+    """As `finish`, natively async."""
+    if isinstance(response, HttpResponseBase):
+        await _arefund(gate, uncounted_charges(gate, response))
+        _add_headers(gate, response)
+    return response
+
+
+def _add_headers(gate: Gate, response: HttpResponseBase) -> None:
+    """Add the figures of all limits to a response, once, by the outermost limits."""
+    if gate.state.depth == 1:
+        add_headers(response.headers, gate.state.decision)
 
 
 def _refuse(gate: Gate, refusal: Decision) -> HttpResponseBase:
-    _refund(gate, gate.to_refund())
-    return gate.suppress_log(
-        responses.respond(gate.response, gate.request, refusal, gate.state.decision)
-    )
+    """Refund what was charged, and return the response to a refused request."""
+    refund(gate, open_charges(gate))
+    response = respond(gate.compiled.response, gate.request, refusal)
+    return _complete(gate, response)
 
 
 async def _arefuse(gate: Gate, refusal: Decision) -> HttpResponseBase:
-    await _arefund(gate, gate.to_refund())
-    return gate.suppress_log(
-        await responses.arespond(
-            gate.response, gate.request, refusal, gate.state.decision
-        )
-    )
+    """As `_refuse`, natively async."""
+    await _arefund(gate, open_charges(gate))
+    response = await arespond(gate.compiled.response, gate.request, refusal)
+    return _complete(gate, response)
 
 
-def _refund(gate: Gate, charges: list[Charge]) -> None:
-    for decision, cost in charges:
+def _complete(gate: Gate, response: HttpResponseBase) -> HttpResponseBase:
+    """Add the headers; keep Django from logging what our log suppressed."""
+    _add_headers(gate, response)
+    if gate.log_suppressed and gate.compiled.response is None:
+        suppress_log(gate.request, response)
+    return response
+
+
+async def _afail(gate: Gate, error: BaseException) -> None:
+    """Refund what a request that fails, or is cancelled, is not charged for."""
+    if isinstance(error, asyncio.CancelledError):
+        gate.state.refund_cancelled()
+    elif isinstance(error, Exception):
+        await _arefund(gate, charges_on_error(gate))
+
+
+def leave(gate: Gate) -> None:
+    """Make what was charged final; after the outermost limits, have it observed."""
+    state = gate.state
+    del state.charges[gate.outer_charges :]
+    if gate.attempt is not None:
+        login.unwatch(gate.attempt)
+    state.depth -= 1
+    if state.depth == 0:
+        state.observe()
+
+
+def open_charges(gate: Gate) -> list[Charge]:
+    """Return what was charged so far: a refused request costs nothing."""
+    return [charge for charge in gate.state.charges if charge.decision.allowed]
+
+
+def uncounted_charges(gate: Gate, response: HttpResponseBase) -> list[Charge]:
+    """Return what these limits charged, if `charge_when` does not count a response."""
+    charge_when = gate.compiled.charge_when
+    if charge_when is None or is_charged(charge_when, response):
+        return []
+    return _own_charges(gate)
+
+
+def charges_on_error(gate: Gate) -> list[Charge]:
+    """Return what these limits charged, if a view that raises is not charged."""
+    if gate.limits.charge_on_error:
+        return []
+    return _own_charges(gate)
+
+
+def _own_charges(gate: Gate) -> list[Charge]:
+    charges = gate.state.charges
+    return [charge for charge in charges if charge.decision is gate.decision]
+
+
+def refund(gate: Gate, charges: list[Charge]) -> None:
+    for charge in charges:
         with suppress(UnavailableError):  # what was charged ends with its window
-            if limiter.refund(decision):
-                gate.state.refunded(decision, cost)
+            if limiter.refund(charge.decision):
+                gate.state.note_refund(charge)
 
 
 async def _arefund(gate: Gate, charges: list[Charge]) -> None:
-    for decision, cost in charges:
+    for charge in charges:
         with suppress(UnavailableError):
-            if await limiter.arefund(decision):
-                gate.state.refunded(decision, cost)
+            if await limiter.arefund(charge.decision):
+                gate.state.note_refund(charge)
+
+
+async def reach_view(request: HttpRequest, *_: Any) -> None:
+    """Note that the view of a request begins.
+
+    This is the middleware's `process_view` under ASGI.
+    """
+    state: RequestState | None = getattr(request, STATE, None)
+    if state is not None:
+        state.view_reached = True
+
+
+def peek(request: HttpRequest, *names: str) -> Decision | None:
+    """Return what some policies decided about a request, or would decide now.
+
+    Nothing is charged. Without names it is the default policy; None where no policy
+    limits the request.
+    """
+    names = names or (DEFAULT,)
+    state: RequestState | None = getattr(request, STATE, None)
+    if state is not None and state.outcomes.keys() >= set(names):
+        return combine(state.outcomes[name] for name in names)
+
+    named: tuple[Policy, ...] = tuple(map(conf.config().policy, names))
+    policies = with_fixed_rates(named, request)
+    if not policies:
+        return None
+    return limiter.peek_encoded(
+        compile_policies(policies),
+        identify_all(request, policies),
+        _address_for_overrides(request),
+    )

@@ -1,15 +1,11 @@
-"""From a request to the identity that a policy counts: user, address, credential, header.
-
-Proxies are not believed unless RATE_LIMITER['TRUSTED_PROXIES'] says so.
-"""
+"""From a request to the encoded identity that a policy counts."""
 
 from __future__ import annotations
 
 import base64
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -18,161 +14,166 @@ from django.http import HttpRequest, RawPostDataException, UnreadablePostError
 from django.utils.functional import SimpleLazyObject
 
 from .. import conf
-from ..core.keys import IPAddress, Name, credential_digest, key_kind, parse_address
-from ..core.policy import KeyFunction
+from ..core.keys import GLOBAL, Name, credential_digest, encode_name, key_kind
+from ..core.policy import KeyFunction, Policy
 from ..core.text import fold
-from ..runtime import log
-from .responses import in_thread
-from .site_functions import call_key
+from .proxies import client_address
+from .site_functions import call_key, in_thread
 
-ERRORS = "_rate_limit_errors"  # the attribute of a framework's request with the errors to raise once it is counted
+BY_USER = ("user", "user_or_ip")
 
-
-class RequestIdentity(Mapping[Any, Any]):
-    """The names of a request's client by kind: `user`, `ip`, `token`, `header:...`; read when they are asked for."""
-
-    def __init__(self, request: HttpRequest) -> None:
-        self.request = request
-        self._results: dict[
-            Any, Name | None
-        ] = {}  # of the site's key functions, which are called once
-
-    def call_key_function(self, key: str | KeyFunction) -> None:
-        """Call the site's key function, if the key is one."""
-        if key_kind(key) == "key":
-            self._results[key] = call_key(key, self.request)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """Not by way of `[]`, whose KeyError could be one of the site's own function."""
-        if key == "ip":  # the most frequent, and the one that others fall back to
-            return client_address(self.request)
-        kind, _, argument = (
-            key.partition(":") if isinstance(key, str) else ("key", "", "")
-        )
-        match kind:
-            case "user":
-                return _user(self.request)
-            case "token":
-                return _credential(self.request.headers.get("Authorization", ""))
-            case "header" if argument:
-                return self.request.headers.get(argument)
-            case "get" if argument:
-                return self.request.GET.get(argument)
-            case "post" if argument:
-                return _posted(self.request, argument)
-        if key != "key" and key_kind(key) == "key":
-            if key not in self._results:
-                self.call_key_function(key)
-            return self._results[key]
-        return default
-
-    def __getitem__(self, key: Any) -> Any:
-        if (found := self.get(key)) is None:
-            raise KeyError(key)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(("user", "ip", "token"))
-
-    def __len__(self) -> int:
-        return 3
+# RFC 9110: what a credential is written in.
+_token68 = re.compile(r"([A-Za-z0-9._~+/-]+)=*").fullmatch
 
 
-def read_attribute(request: HttpRequest, name: str, on_error: Any = None) -> Any:
-    """Return an attribute that a framework may compute, else None; `on_error` if that fails and can be raised later.
+def identify_all(request: HttpRequest, policies: Iterable[Policy]) -> tuple[str, ...]:
+    """Return the encoded identity that each policy counts."""
+    identities: dict[str | KeyFunction, str] = {}
+    for policy in policies:
+        if policy.key not in identities:
+            identities[policy.key] = identify(request, policy.key)
+    return tuple([identities[policy.key] for policy in policies])
 
-    Django REST framework authenticates a request, and parses its body, when the attribute is read.
+
+def identify(request: HttpRequest, key: str | KeyFunction) -> str:
+    """Return the encoded identity of a request's client under a policy's key.
+
+    Where the request does not have what the key names, the address counts: one counter
+    shared by all clients without a name would be used up by the first of them.
     """
-    try:
-        return getattr(request, name, None)
-    except Exception as error:
-        errors: list[Exception] | None = vars(request).get(ERRORS)
-        if errors is None:
-            raise
-        errors.append(error)
-        return on_error
+    kind = key_kind(key)
+    if kind == GLOBAL:
+        return GLOBAL
+
+    encoding = conf.config().encoding
+    if kind == "user_or_ip":
+        kind = "user"
+    if kind != "ip":
+        name = read_name(request, key)
+        if name not in (None, ""):
+            return encode_name(kind, name, encoding)
+
+    return encode_name("ip", client_address(request), encoding)
 
 
 async def load_user(request: Any) -> None:
-    """Load a lazy `request.user` in a thread, as that may take the session and the database.
+    """Load a lazy `request.user` in a thread, as that may take the database.
 
-    Not by `request.auser()`, which is the user of the session: another middleware may have set one of its own, such as
-    that of a token, or one that is verified by a second factor.
+    Not by `request.auser()`, which is the user of the session: another middleware may
+    have set one of its own, such as that of a token, or one that is verified by a
+    second factor.
     """
-    if isinstance(user := getattr(request, "user", None), SimpleLazyObject):
+    user = getattr(request, "user", None)
+    if isinstance(user, SimpleLazyObject):
         await in_thread(bool)(user)
 
 
+def read_name(request: HttpRequest, key: str | KeyFunction) -> Name | None:
+    """Return the name that a request has for a policy's key, if any."""
+    kind = key_kind(key)
+    if kind == "key":
+        return call_key(key, request)
+    if kind in BY_USER:
+        return _user(request)
+    if kind == "token":
+        return _credential(request.headers.get("Authorization", ""))
+
+    argument = str(key).partition(":")[2]
+    if kind == "header":
+        return request.headers.get(argument)
+    if kind == "get":
+        return request.GET.get(argument)
+    return _posted(request, argument)
+
+
 def _user(request: HttpRequest) -> Name | None:
-    """Return the user whom Django or a framework has authenticated: `request.user`, otherwise `request.auth`."""
-    user = read_attribute(request, "user")
-    if not getattr(user, "is_authenticated", False):
-        user = read_attribute(
-            request, "auth"
-        )  # of django-ninja: what the authenticator of the operation returned
-        if not getattr(user, "is_authenticated", False):
-            return _authenticated_as(user)
-    return None if user.pk is None else str(user.pk)
+    """Return the user whom Django or another framework has authenticated.
+
+    That is `request.user`, otherwise `request.auth`: what a framework's own
+    authenticator returned.
+    """
+    for attribute in ("user", "auth"):
+        user: Any = getattr(request, attribute, None)
+        if getattr(user, "is_authenticated", False):
+            if user.pk is None:
+                return None
+            return str(user.pk)
+    return _credential_name(getattr(request, "auth", None))
 
 
-def _authenticated_as(auth: Any) -> Name | None:
-    """Return a name for what is no user: of a credential or the record of one a digest, as it may be a secret."""
+def _credential_name(auth: Any) -> Name | None:
+    """Return a name for what is not a user.
+
+    A digest of the credential, or of the key of its record, as it may be a secret.
+    """
     name = getattr(auth, "pk", auth)
     if isinstance(name, bool) or not isinstance(name, (str, int, UUID)) or name == "":
         return None
-    kind = "" if name is auth else f"{type(auth).__module__}.{type(auth).__qualname__}:"
-    return f"auth-{credential_digest(f'{kind}{name}', conf.secret())}"
+
+    kind = ""
+    if name is not auth:
+        kind = f"{type(auth).__module__}.{type(auth).__qualname__}:"
+    digest = credential_digest(f"{kind}{name}", conf.secret())
+    return f"auth-{digest}"
 
 
 def _posted(request: HttpRequest, name: str) -> str | None:
-    """Return a field of the form, or of a JSON object, as user names are compared: whatever its spelling, it is one."""
-    data = read_attribute(
-        request, "data", on_error={}
-    )  # of Django REST framework, which has read the body
+    """Return a field of the form, or of a JSON object, folded as user names are."""
+    data = getattr(request, "data", None)  # of a framework that has read the body
     if data is None:
         try:
-            # JSON whatever the client calls it: there are views that do not look at the content type either.
-            data = request.POST if name in request.POST else _json(request)
+            data = _form_or_json(request, name)
         except UnreadablePostError:
-            return (
-                None  # counted by address; it is the view's error, if it reads the body
-            )
-    found = data.get(name) if isinstance(data, Mapping) else None
-    if isinstance(found, bool) or not isinstance(found, (str, int, float)):
+            return None  # it is the view's error, if it reads the body
+
+    value = None
+    if isinstance(data, Mapping):
+        value = data.get(name)
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return None  # a list, say, which no view takes for a user name
-    return fold(str(found)) or None
+    return fold(str(value)) or None
 
 
-def _json(request: HttpRequest) -> Any:
+def _form_or_json(request: HttpRequest, name: str) -> Any:
+    """Return the form that has this field, otherwise the body as JSON.
+
+    JSON whatever the client calls it: there are views that do not look at the content
+    type either.
+    """
+    if name in request.POST:
+        return request.POST
     try:
         body = request.body  # up to DATA_UPLOAD_MAX_MEMORY_SIZE
-        try:
-            return json.loads(
-                body.decode(request.encoding or "utf-8")
-            )  # as REST framework does
-        except (ValueError, LookupError):  # also for a codec that is not of text
-            return json.loads(body)
+        return _parse_json(body, request.encoding or "utf-8")
     except (ValueError, RecursionError, RawPostDataException, RequestDataTooBig):
         return None
 
 
-_token68 = re.compile(
-    r"([A-Za-z0-9._~+/-]+)=*"
-).fullmatch  # RFC 9110: what a credential is written in
+def _parse_json(body: bytes, encoding: str) -> Any:
+    try:
+        return json.loads(body.decode(encoding))
+    except (ValueError, LookupError):  # also for a codec that is not of text
+        return json.loads(body)
 
 
 def _credential(header: str) -> str | None:
-    """Return the credential in one form, however it is spelled; None, to count by address, if it has none."""
-    *scheme, credential = header.split() or [""]  # at any white space, as frameworks do
-    found = _token68(credential)
-    if found is None or len(scheme) > 1:
+    """Return the credential in one form, however it is spelled; None if it has none."""
+    words = header.split()  # at any white space, as frameworks do
+    if not words or len(words) > 2:
         return None
-    if scheme and scheme[0].lower() == "basic":
-        return _basic_user(credential)
-    # The parts of a JWT are base64, which libraries decode leniently: without a ~, + as -, whatever the last bits are.
-    return (
-        ".".join(map(_respelled, found[1].split("."))) if "." in found[1] else found[1]
-    )
+
+    token = _token68(words[-1])
+    if token is None:
+        return None
+    if len(words) == 2 and words[0].lower() == "basic":
+        return _basic_user(words[1])
+
+    # The parts of a JWT are base64, which libraries decode leniently: without a ~,
+    # + as -, whatever the last bits are.
+    parts = token[1].split(".")
+    if len(parts) == 1:
+        return token[1]
+    return ".".join(map(_normal_base64, parts))
 
 
 def _basic_user(credential: str) -> str | None:
@@ -184,105 +185,17 @@ def _basic_user(credential: str) -> str | None:
         text = decoded.decode()
     except UnicodeDecodeError:
         text = decoded.decode("latin-1")
+
     user, colon, _ = text.partition(":")
-    return (
-        f"basic:{user}" if user and colon else None
-    )  # no other credential has a colon
+    if not user or not colon:
+        return None
+    return f"basic:{user}"  # no other credential has a colon
 
 
-def _respelled(part: str) -> str:
-    """Return base64 as it would be encoded; what is no base64 as it is."""
+def _normal_base64(part: str) -> str:
+    """Return base64 as it would be encoded; other text as it is."""
     try:
-        return (
-            base64.urlsafe_b64encode(base64.urlsafe_b64decode(f"{part}==="))
-            .decode()
-            .rstrip("=")
-        )
+        decoded = base64.urlsafe_b64decode(f"{part}===")
     except ValueError:
         return part
-
-
-# A pair of a Forwarded header (RFC 7239) and what ends it. Possessive, so that no header takes long to read.
-_PAIR = re.compile(
-    r"""\s*+ (?: ([\w!\#$%&'*+.^`|~-]++) \s*+ = \s*+ ( "(?:[^"\\]|\\.)*+" \s*+ | [^",;]*+ ) )?+ (;|$)""",
-    re.VERBOSE | re.ASCII,
-)
-
-
-def client_address(request: HttpRequest) -> str:
-    """Return the address of the client: behind trusted proxies, the right-most address that is not one of theirs."""
-    peer, text = _peer(request.META.get("REMOTE_ADDR") or "")
-    config = conf.config()
-    if config.proxies and _is_trusted(peer, config):
-        # The header that the proxy writes. The other one may be the client's own, and is not read.
-        header = next(
-            (name for name in config.proxy_headers if request.META.get(name)), None
-        )
-        if header is not None and (
-            client := _client(_forwarded(header, request.META[header]), config)
-        ):
-            return str(client)
-    if peer is None:
-        log.error(
-            "A request has no address (REMOTE_ADDR is %r). Behind a unix socket, add 'unix' to "
-            "RATE_LIMITER['TRUSTED_PROXIES'] and have the proxy set X-Forwarded-For.",
-            request.META.get("REMOTE_ADDR"),
-        )
-    return text
-
-
-@lru_cache(maxsize=4096)
-def _peer(address: str) -> tuple[IPAddress | None, str]:
-    """Return the address of the connection, parsed and as text."""
-    peer = parse_address(address)
-    return peer, "unknown" if peer is None else str(peer)
-
-
-def _is_trusted(peer: IPAddress | None, config: conf.Config) -> bool:
-    if peer is None:
-        return conf.UNIX in config.proxies
-    return any(
-        not isinstance(network, str) and peer in network for network in config.proxies
-    )
-
-
-def _forwarded(header: str, value: str) -> Iterator[str]:
-    """Yield the addresses in a forwarding header from the right; text that is no address for a malformed element."""
-    elements = reversed(value.split(","))
-    if header == "HTTP_X_FORWARDED_FOR":
-        yield from elements
-        return
-    parts, quotes = [], 0
-    for part in elements:
-        parts.append(part)
-        # A comma in quotes ends no element. Counted from the right, so that a stray quote of the client, whose elements
-        # are left of the proxies', does not change theirs.
-        quotes += re.sub(r"\\.", "", part).count('"')
-        if quotes % 2 == 0:
-            yield _for(",".join(reversed(parts)))
-            parts.clear()
-    if parts:
-        yield "malformed"
-
-
-def _for(element: str) -> str:
-    """Return the address in an element of a Forwarded header."""
-    address, at = "", 0
-    while (pair := _PAIR.match(element, at)) is not None:
-        name, text, end = pair.groups()
-        if name and name.lower() == "for":
-            address = re.sub(r"\\(.)", r"\1", text.strip().strip('"'))
-        if not end:
-            return address
-        at = pair.end()
-    return "malformed"
-
-
-def _client(chain: Iterable[str], config: conf.Config) -> IPAddress | None:
-    """Return the first address, from the right, that is not a trusted proxy's; None where something is no address."""
-    address = None
-    for text in chain:
-        address = parse_address(text)
-        if address is None or not _is_trusted(address, config):
-            return address
-    return address
+    return base64.urlsafe_b64encode(decoded).decode().rstrip("=")

@@ -1,9 +1,10 @@
-"""Failed logins, as Django's `user_login_failed` signal reports them, for `charge_when`."""
+"""Failed logins, as Django's `user_login_failed` signal reports them.
+
+They are for `charge_when`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -13,9 +14,14 @@ from django.http.response import HttpResponseBase
 
 
 class Attempt:
-    """What happened within one request. An object, because async receivers have contexts of their own."""
+    """What happened within one request.
 
-    failed = ended = False
+    An object, because async receivers have contexts of their own.
+    """
+
+    def __init__(self) -> None:
+        self.failed = False
+        self.ended = False
 
 
 _current: ContextVar[Attempt | None] = ContextVar(
@@ -24,7 +30,9 @@ _current: ContextVar[Attempt | None] = ContextVar(
 
 
 def login_failed(response: HttpResponseBase) -> bool:  # noqa: ARG001
-    """Charge a request in which `authenticate()` refused credentials, whatever the status of its response is.
+    """Charge a request in which `authenticate()` refused credentials.
+
+    Whatever the status of its response is.
 
     >>> @rate_limit("5/m", key="ip", method="POST", charge_when=login_failed)
     """
@@ -32,25 +40,23 @@ def login_failed(response: HttpResponseBase) -> bool:  # noqa: ARG001
     return attempt is not None and attempt.failed
 
 
-@contextmanager
-def watched() -> Iterator[None]:
-    """Watch for failed logins, for the `login_failed` of every limit around a view."""
+def watch() -> Attempt | None:
+    """Watch for failed logins until `unwatch`; None where limits around these do."""
     outer = _current.get()
     if outer is not None and not outer.ended:
-        yield
-        return
+        return None
     attempt = Attempt()
-    token = _current.set(attempt)
-    try:
-        yield
-    finally:
-        attempt.ended = (
-            True  # a task that the view has started still has it in its context
-        )
-        _current.reset(token)
+    _current.set(attempt)
+    return attempt
+
+
+def unwatch(attempt: Attempt) -> None:
+    attempt.ended = True  # a task that the view has started still has it in its context
+    _current.set(None)
 
 
 @receiver(user_login_failed)
 def _note_failure(**_: Any) -> None:
-    if (attempt := _current.get()) is not None:
+    attempt = _current.get()
+    if attempt is not None:
         attempt.failed = True

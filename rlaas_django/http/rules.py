@@ -1,4 +1,7 @@
-"""Which limits the middleware applies to a request: those of the first rule that matches, unless the view is exempt."""
+"""Which limits the middleware applies to a request.
+
+Those of the first rule that matches, unless the view is exempt.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from .. import conf
 from ..core.policy import DEFAULT
 from ..core.rules import Rule
 from ..runtime import registry
-from .limits import Limits, decorated, with_limits_of_view
+from .limits import Limits
 
-OWN_PAGES = "/rlaas_django/ratelimit/"  # in the path of every page of the admin panel, wherever the admin is
+# In the path of every page of the admin panel, wherever the admin is.
+OWN_PAGES = "/rlaas_django/ratelimit/"
 
 EVERYTHING = Rule(None, None, None, (DEFAULT,))
 EXEMPT = Rule(None, None, None, ())
@@ -23,57 +27,62 @@ _loaded: set[Any] = set()  # the URLconfs that were imported, and with them the 
 
 
 def limits_of_request(request: HttpRequest) -> Limits:
-    """Return the limits of a request; none where it is exempt, or where rules are written and none matches."""
+    """Return the limits of a request; none where no rule matches, or it is exempt."""
     rule = _matching_rule(request)
-    if not rule.policies or not _needs_view(request):
-        return _limits(rule)
-    try:
-        match = resolve(request.path_info, getattr(request, "urlconf", None))
-    except Resolver404:
-        return _limits(rule)
-    return (
-        _limits(EXEMPT)
-        if _is_exempt(match)
-        else with_limits_of_view(_limits(rule), match.func, request)
-    )
+    if rule.policies and _may_be_exempt(request) and _is_exempt(request):
+        rule = EXEMPT
+    return _limits(rule)
 
 
 def _matching_rule(request: HttpRequest) -> Rule:
     rules = conf.config().rules
     if not rules:
         return EVERYTHING
-    return next(
-        (rule for rule in rules if rule.matches(request.path_info, request.method)),
-        EXEMPT,
-    )
+    for rule in rules:
+        if rule.matches(request.path_info, request.method):
+            return rule
+    return EXEMPT
 
 
 def _limits(rule: Rule) -> Limits:
-    derived = conf.config().derived
-    limits: Limits | None = derived.get(rule)
+    limits_by_rule: dict[Rule, Limits] = conf.config().derived.rules
+    limits = limits_by_rule.get(rule)
     if limits is None:
         limits = Limits(
-            rule.policies, rule.cost, charge_when=rule.charge_when, before_view=False
+            rule.policies,
+            cost=1 if rule.cost is None else rule.cost,
+            charge_when=rule.charge_when,
+            before_view=False,
         )
-        derived[rule] = limits
+        limits_by_rule[rule] = limits
     return limits
 
 
-def _needs_view(request: HttpRequest) -> bool:
-    """Return whether the limits depend on the view. If they do not, the URL is resolved once, by Django."""
+def _may_be_exempt(request: HttpRequest) -> bool:
+    """Return whether the view matters; if not, Django alone resolves the URL."""
     urlconf = getattr(request, "urlconf", None)
     if urlconf not in _loaded:
         with suppress(Exception):  # Django tells what is wrong with the URLs
             _ = get_resolver(urlconf).url_patterns
         _loaded.add(urlconf)
-    return bool(decorated or registry.exempt_views) or OWN_PAGES in request.path_info
+    return bool(registry.exempt_views) or OWN_PAGES in request.path_info
 
 
-def _is_exempt(match: ResolverMatch) -> bool:
+def _is_exempt(request: HttpRequest) -> bool:
+    """Return whether the view is exempt, or a page of the admin panel."""
+    try:
+        match = resolve(request.path_info, getattr(request, "urlconf", None))
+    except Resolver404:
+        return False
+
     view = match.func
-    for each in (view, getattr(view, "view_class", getattr(view, "cls", None))):
-        if getattr(each, "rate_limit_exempt", False):
-            return True
-    return match.app_names[-1:] == ["admin"] and (match.url_name or "").startswith(
-        "rlaas_django_ratelimit_"
-    )
+    view_class = getattr(view, "view_class", getattr(view, "cls", None))
+    if getattr(view, "rate_limit_exempt", False):
+        return True
+    return getattr(view_class, "rate_limit_exempt", False) or _is_own_page(match)
+
+
+def _is_own_page(match: ResolverMatch) -> bool:
+    name = match.url_name or ""
+    in_admin = match.app_names[-1:] == ["admin"]
+    return in_admin and name.startswith("rlaas_django_ratelimit_")

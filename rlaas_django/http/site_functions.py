@@ -1,16 +1,18 @@
-"""The site's functions: imported by their dotted path, and called so that an error in one never fails the request.
+"""The site's functions: imported by their dotted path, and called safely.
 
-A function that raises, or returns what it should not, is logged; then the stricter of what is left applies: the address
-instead of a key, the default policy's rate instead of a rate, 1 instead of a cost (or the most that the algorithm
-accepts), and a charge instead of none.
+An error in one never fails the request. A function that raises, or returns what it
+should not, is logged; then the stricter of what is left applies: the address instead
+of a key, the default policy's rate instead of a rate, 1 instead of a cost (or the most
+that the algorithm accepts), and a charge instead of none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
+from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.module_loading import import_string
@@ -30,27 +32,47 @@ from ..limiter.policy_set import CompiledPolicySet
 from ..runtime import log
 
 BY_ADDRESS = "counted by IP address instead"
+DEFAULT_RATE = "the default policy's rate applies"
 
 
 def site_function(value: Any) -> Any:
-    """Return a function of the site, importing its dotted path; any other value as it is."""
-    return import_string(value) if isinstance(value, str) else value
+    """Import a dotted path; return any other value as it is."""
+    if isinstance(value, str):
+        return import_string(value)
+    return value
+
+
+def in_thread(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """Return a function that runs another in Django's thread for sync code.
+
+    The site's code may use the database, which the event loop must not.
+    """
+
+    @sync_to_async
+    def run(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except StopIteration as error:  # a future cannot carry one, and would never end
+            raise RuntimeError(f"{function!r} raised StopIteration.") from error
+
+    return run
 
 
 def call_key(key: str | KeyFunction, request: HttpRequest) -> Name | None:
-    """Return the name that a key function gives; None, to count by IP address, if it gives none."""
+    """Return the name that a key function gives; None to count by IP address."""
     try:
         name: Any = site_function(key)(request)
     except Exception as error:  # noqa: BLE001
         _log_error(f"The key {_name(key)}", error, BY_ADDRESS)
         return None
-    if name is None or (
-        isinstance(name, (str, int, UUID)) and not isinstance(name, bool)
-    ):
+
+    if name is None:
+        return None
+    if isinstance(name, (str, int, UUID)) and not isinstance(name, bool):
         return name
+    kind = type(name).__name__
     _log(
-        f"The key {_name(key)} returned a {type(name).__name__}, which is no identity",
-        BY_ADDRESS,
+        f"The key {_name(key)} returned a {kind}, which is not an identity", BY_ADDRESS
     )
     return None
 
@@ -59,21 +81,22 @@ def call_rate(policy: Policy, request: HttpRequest) -> Rate | None:
     """Return the rate of a policy for a request; None for no limit."""
     if not callable(policy.rate):
         return policy.fixed_rate
-    instead = "the default policy's rate applies"
     try:
         rate = policy.rate(request)
-        return None if rate is None else Rate.parse(rate)
+        if rate is None:
+            return None
+        return Rate.parse(rate)
     except PolicyError as error:
-        _log(f"The rate of policy {policy}: {error}", instead)
+        _log(f"The rate of policy {policy}: {error}", DEFAULT_RATE)
     except Exception as error:  # noqa: BLE001
-        _log_error(f"The rate of policy {policy}", error, instead)
+        _log_error(f"The rate of policy {policy}", error, DEFAULT_RATE)
     return conf.config().policy(DEFAULT).fixed_rate
 
 
 def call_cost(
     function: Callable[[HttpRequest], int],
     request: HttpRequest,
-    policy_set: CompiledPolicySet | None,
+    policy_set: CompiledPolicySet,
 ) -> int:
     """Return the cost of a request under these policies."""
     try:
@@ -81,15 +104,13 @@ def call_cost(
     except Exception as error:  # noqa: BLE001
         _log_error(f"The cost {_name(function)}", error, "1 is charged")
         return 1
+
     if type(cost) is not int or cost < 0:
-        _log(
-            f"The cost {shown(cost)} is not a whole number of at least 0",
-            "1 is charged",
-        )
+        problem = f"The cost {shown(cost)} is not a whole number of at least 0"
+        _log(problem, "1 is charged")
         return 1
     try:
-        if policy_set is not None:
-            policy_set.check_cost(cost)
+        policy_set.check_cost(cost)
     except ValueError as error:
         most = min(MAX_COST.values())
         _log(str(error), f"{most} is charged")
@@ -104,18 +125,15 @@ def is_charged(
     try:
         return bool(charge_when(response))
     except Exception as error:  # noqa: BLE001
-        _log_error(
-            f"charge_when {_name(charge_when)}", error, "the request stays charged"
-        )
+        name = f"charge_when {_name(charge_when)}"
+        _log_error(name, error, "the request stays charged")
         return True
 
 
 def _name(function: Any) -> str:
-    return (
-        f"{function.__module__}.{function.__qualname__}"
-        if hasattr(function, "__qualname__")
-        else str(function)
-    )
+    if hasattr(function, "__qualname__"):
+        return f"{function.__module__}.{function.__qualname__}"
+    return str(function)
 
 
 def _log_error(function: str, error: Exception, instead: str) -> None:

@@ -1,7 +1,8 @@
-"""django-ratelimit's decorator, functions, exception, middleware and settings, with the same meaning.
+"""django-ratelimit's decorator, functions, exception, middleware and settings.
 
-Requests are counted in fixed windows, and so is the first one over the limit: a look without an increment tells
-afterwards that the limit was exceeded. Those after it are refused, and cost nothing.
+They mean the same. Requests are counted in fixed windows, and so is the first one over
+the limit: a look without an increment shows afterwards that the limit was exceeded.
+Those after it are refused, and cost nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
@@ -22,12 +23,13 @@ from .. import backend, conf, limiter
 from ..core.decision import Decision, Outcome
 from ..core.keys import EncodedIdentity, digest, encode, encode_name, parse_address
 from ..core.policy import FIXED_WINDOW, NAME, Policy, PolicyError, Rate
-from ..http.identity import RequestIdentity, client_address
-from ..http.responses import in_thread
-from ..http.throttles import record
+from ..http.identity import read_name
+from ..http.proxies import client_address
+from ..http.site_functions import in_thread
 from ..http.view_names import policy_name, view_label, view_name
 from ..limiter.policy_set import CompiledPolicySet, compile_policies
 from ..runtime import registry
+from .throttles import record
 
 __all__ = [
     "ALL",
@@ -41,22 +43,29 @@ __all__ = [
 
 ALL = (None,)
 UNSAFE = ["DELETE", "PATCH", "POST", "PUT"]
+DEFAULT_MASKS = {4: 32, 6: 64}
 
 
 class Ratelimited(PermissionDenied):
     """A request is over a limit."""
 
 
+class Counter(NamedTuple):
+    """The two policies of a limit: as the site wrote it, and as it is counted."""
+
+    limit: int
+    shown: Policy
+    counted: Policy  # its limit is higher by one, to count the first over the limit
+
+
 class RatelimitMiddleware(MiddlewareMixin):
     """Answers with the view of RATELIMIT_VIEW."""
 
     def process_exception(self, request: Any, exception: Exception) -> Any:
-        view = (
-            getattr(settings, "RATELIMIT_VIEW", None)
-            if isinstance(exception, Ratelimited)
-            else None
-        )
-        return import_string(view)(request, exception) if view else None
+        view = _setting("VIEW")
+        if view is None or not isinstance(exception, Ratelimited):
+            return None
+        return import_string(view)(request, exception)
 
 
 def ratelimit(
@@ -66,7 +75,7 @@ def ratelimit(
     method: Any = ALL,
     block: bool = True,
 ) -> Any:
-    """Limit a view: sets `request.limited`, and raises Ratelimited unless `block` is False.
+    """Limit a view: sets `request.limited`, and raises Ratelimited if `block`.
 
     >>> @ratelimit(key="ip", rate="5/m", method=ratelimit.UNSAFE)
     """
@@ -80,9 +89,7 @@ def ratelimit(
             )
             request.limited = is_limited or getattr(request, "limited", False)
             if is_limited and block:
-                raise _imported(
-                    getattr(settings, "RATELIMIT_EXCEPTION_CLASS", Ratelimited)
-                )
+                raise _imported(_setting("EXCEPTION_CLASS", Ratelimited))
 
         @functools.wraps(fn)
         def limited(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -91,18 +98,19 @@ def ratelimit(
 
         @functools.wraps(fn)
         async def limited_async(request: Any, *args: Any, **kwargs: Any) -> Any:
-            await in_thread(check)(
-                request
-            )  # keys and rates may be functions that use the database
+            # In a thread: keys and rates may be functions that use the database.
+            await in_thread(check)(request)
             return await fn(request, *args, **kwargs)
 
-        return limited_async if iscoroutinefunction(fn) else limited
+        if iscoroutinefunction(fn):
+            return limited_async
+        return limited
 
     return decorator
 
 
 def is_ratelimited(*args: Any, **options: Any) -> bool:
-    """Return whether a request is over a limit; the arguments are those of `get_usage`."""
+    """Return whether a request is over a limit; takes what `get_usage` takes."""
     usage = get_usage(*args, **options)
     return usage is not None and bool(usage["should_limit"])
 
@@ -116,162 +124,212 @@ def get_usage(
     method: Any = ALL,
     increment: bool = False,
 ) -> dict[str, Any] | None:
-    """Return `count`, `limit`, `should_limit` and `time_left` for a request; None where nothing limits it."""
+    """Return `count`, `limit`, `should_limit` and `time_left` for a request.
+
+    None where nothing limits it.
+    """
     if group is None and fn is None:
         raise ImproperlyConfigured(
             "Write `group`, or `fn`, the view: one of them names the counter."
         )
-    methods = (
-        []
-        if method == ALL
-        else sorted(map(str.upper, [method] if isinstance(method, str) else method))
-    )
-    is_on = getattr(settings, "RATELIMIT_ENABLE", True) and conf.config().enabled
-    if not is_on or (methods and request.method not in methods):
+    methods = _parse_methods(method)
+    if not _applies(request, methods):
         return None
-    name, label = (view_name(fn), view_label(fn)) if group is None else (group, group)
+
+    name = group
+    label = group
+    if group is None:
+        name = view_name(fn)
+        label = view_label(fn)
+
     if callable(rate) or (isinstance(rate, str) and "." in rate):
         rate = _imported(rate)(name, request)
     if rate is None:
         return None
-    limit, window = _parse_rate(rate)
-    shown, counted = _policies(
-        name, label, "-".join(["", f"{limit}.{window}s", *methods]), limit, window
-    )
-    identity, policy_set = _identity(request, name, key), _policy_set(counted)
-    if not increment:
-        return _usage(limiter.peek(identity, policy_set), limit)
-    decision = limiter.check(identity, policy_set, source=None)
-    if decision.degraded:
-        is_open = getattr(settings, "RATELIMIT_FAIL_OPEN", False)
-        return (
-            None
-            if is_open
-            else {"count": 0, "limit": 0, "should_limit": True, "time_left": -1}
-        )
-    usage = _usage(decision, limit)
-    over, left = usage["should_limit"], max(0, usage["limit"] - usage["count"])
-    times = decision.reset_after if over else 0.0, decision.reset_after, decision.ttl
-    registry.add_adapter_policy(shown)
-    outcome = Outcome(
-        shown,
-        identity,
-        not over,
-        max(1, usage["limit"]),
-        decision.current_count,
-        left,
-        *times,
-    )
-    record(request, [Decision(not over, (outcome,))])
-    return usage
 
-
-def _usage(decision: Decision, limit: int) -> dict[str, Any]:
-    """Return the usage that a decision means, which was made with a limit higher by one."""
-    limit = limit if decision.limit == limit + 1 else decision.limit  # of an override
-    count = (
-        decision.limit - decision.remaining
-        if decision.allowed
-        else max(decision.current_count, limit + 1)
-    )
-    over = not decision.allowed or (
-        count > limit and count > decision.current_count
-    )  # an exempt client is not counted
-    return {
-        "count": count,
-        "limit": limit,
-        "should_limit": over,
-        "time_left": decision.ttl,
-    }
+    counter = _counter(name, label, methods, *_parse_rate(rate))
+    identity = _identity(request, name, key)
+    if increment:
+        return _charge(request, identity, counter)
+    return _usage(limiter.peek(identity, _policy_set(counter.counted)), counter.limit)
 
 
 for _function in (ratelimit, is_ratelimited, get_usage):
     vars(_function).update(ALL=ALL, UNSAFE=UNSAFE)
 
 
-@functools.lru_cache(maxsize=1024)
-def _policies(
-    group: str, label: str, ending: str, limit: int, window: int
-) -> tuple[Policy, Policy]:
-    """Return the policy that is shown, and the one that counts: the first request over the limit, too."""
-    name = policy_name(
-        group if NAME.fullmatch(group) else f"{group}-{digest(group)[:8]}", ending
-    )
-    options: dict[str, Any] = {"algo": FIXED_WINDOW, "label": policy_name(label, "")}
-    return Policy(name, (max(1, limit), window), **options), Policy(
-        name, (limit + 1, window), **options
-    )
-
-
-def _policy_set(policy: Policy) -> CompiledPolicySet:
-    config, alias = conf.config(), getattr(settings, "RATELIMIT_USE_CACHE", None)
-    if alias in (None, config.cache):
-        return compile_policies(policy)
-    found: CompiledPolicySet | None = config.derived.get((policy, alias))
-    if found is None:
-        _ = caches[alias]  # Django's own error for an unknown one
-        found = config.derived[policy, alias] = CompiledPolicySet(
-            (policy,), config, backend.topology(alias)
-        )
-    return found
-
-
-@functools.lru_cache(maxsize=1024)
-def _parse_rate(rate: str | tuple[int, int]) -> tuple[int, int]:
-    """Return the limit and the seconds; unlike elsewhere, the limit may be 0."""
-    try:
-        if rate[0] in ("0", 0) and rate[1] != 0:
-            return 0, Rate.parse(
-                f"1{rate[1:]}" if isinstance(rate, str) else (1, rate[1])
-            ).window
-        parsed = Rate.parse(rate)
-    except PolicyError as error:
-        raise ImproperlyConfigured(str(error)) from error
-    return parsed.limit, parsed.window
+def _setting(name: str, default: Any = None) -> Any:
+    return getattr(settings, f"RATELIMIT_{name}", default)
 
 
 def _imported(value: Any) -> Any:
     return import_string(value) if isinstance(value, str) else value
 
 
-def _identity(request: Any, group: str, key: Any) -> EncodedIdentity:
-    """Return who is counted: an anonymous user by address, all without a header or parameter together."""
-    encoding, text = conf.config().encoding, key if isinstance(key, str) else ""
+def _applies(request: Any, methods: tuple[str, ...]) -> bool:
+    if not _setting("ENABLE", True) or not conf.config().enabled:
+        return False
+    return not methods or request.method in methods
+
+
+def _parse_methods(method: Any) -> tuple[str, ...]:
+    """Return the methods that are limited; none for all of them."""
+    if method == ALL:
+        return ()
+    if isinstance(method, str):
+        method = [method]
+    return tuple(sorted(name.upper() for name in method))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse_rate(rate: str | tuple[int, int]) -> tuple[int, int]:
+    """Return the limit and the seconds; unlike elsewhere, the limit may be 0."""
+    is_zero = rate[0] in ("0", 0) and rate[1] != 0
+    if is_zero:
+        rate = f"1{rate[1:]}" if isinstance(rate, str) else (1, rate[1])
+    try:
+        parsed = Rate.parse(rate)
+    except PolicyError as error:
+        raise ImproperlyConfigured(str(error)) from error
+    return 0 if is_zero else parsed.limit, parsed.window
+
+
+@functools.lru_cache(maxsize=1024)
+def _counter(
+    group: Any, label: Any, methods: tuple[str, ...], limit: int, window: int
+) -> Counter:
+    if not NAME.fullmatch(group):
+        group = f"{group}-{digest(group)[:8]}"
+    ending = "-".join(["", f"{limit}.{window}s", *methods])
+    name = policy_name(group, ending)
+    options: Any = {"algo": FIXED_WINDOW, "label": policy_name(label, "")}
+    return Counter(
+        limit,
+        shown=Policy(name, (max(1, limit), window), **options),
+        counted=Policy(name, (limit + 1, window), **options),
+    )
+
+
+def _policy_set(policy: Policy) -> CompiledPolicySet:
+    """Return a policy compiled for the cache of RATELIMIT_USE_CACHE."""
+    config = conf.config()
+    alias = _setting("USE_CACHE") or config.cache
+    if alias == config.cache:
+        return compile_policies(policy)
+
+    policy_set: CompiledPolicySet | None = config.derived.policy_sets.get(
+        (policy, alias)
+    )
+    if policy_set is None:
+        _ = caches[alias]  # Django's own error for an unknown one
+        topology = backend.topology(alias)
+        policy_set = CompiledPolicySet((policy,), config, topology)
+        config.derived.policy_sets[policy, alias] = policy_set
+    return policy_set
+
+
+def _charge(
+    request: Any, identity: EncodedIdentity, counter: Counter
+) -> dict[str, Any] | None:
+    """Count a request; return its usage, or None where Redis is unavailable."""
+    policy_set = _policy_set(counter.counted)
+    decision = limiter.check(identity, policy_set, source=None)
+    if decision.degraded and _setting("FAIL_OPEN"):
+        return None
+    if decision.degraded:
+        return {"count": 0, "limit": 0, "should_limit": True, "time_left": -1}
+
+    usage = _usage(decision, counter.limit)
+    registry.add_adapter_policy(counter.shown)
+    record(request, [_shown_decision(counter.shown, identity, decision, usage)])
+    return usage
+
+
+def _usage(decision: Decision, limit: int) -> dict[str, Any]:
+    """Return the usage by a decision that was made with a limit higher by one."""
+    if decision.limit != limit + 1:
+        limit = decision.limit  # of an override
+
+    count = max(decision.current_count, limit + 1)
+    is_over = True
+    if decision.allowed:
+        count = decision.limit - decision.remaining
+        # An exempt client is not counted.
+        is_over = count > limit and count > decision.current_count
+    return {
+        "count": count,
+        "limit": limit,
+        "should_limit": is_over,
+        "time_left": decision.ttl,
+    }
+
+
+def _shown_decision(
+    policy: Policy, identity: str, decision: Decision, usage: dict[str, Any]
+) -> Decision:
+    """Return a decision as it is under the limit that the site wrote."""
+    is_over = usage["should_limit"]
+    limit = usage["limit"]
+    outcome = Outcome(
+        policy,
+        identity,
+        allowed=not is_over,
+        limit=max(1, limit),
+        current_count=decision.current_count,
+        remaining=max(0, limit - usage["count"]),
+        retry_after=decision.reset_after if is_over else 0.0,
+        reset_after=decision.reset_after,
+        ttl=decision.ttl,
+    )
+    return Decision(not is_over, (outcome,))
+
+
+def _identity(request: Any, group: Any, key: Any) -> EncodedIdentity:
+    """Return who is counted.
+
+    Anonymous users are counted by address; all without a header or parameter are
+    counted together.
+    """
     if key in ("user", "user_or_ip") and request.user.is_authenticated:
-        return EncodedIdentity(encode_name("user", request.user.pk, encoding))
+        return _encoded("user", request.user.pk)
     if key in ("ip", "user", "user_or_ip"):
         return EncodedIdentity(f"ip={encode(_address(request))}")
-    kind, colon, _ = text.partition(":")
+
+    kind, colon, _ = str(key).partition(":")
     if colon and kind in ("get", "post", "header"):
-        value = RequestIdentity(request).get(key)
-    elif callable(key) or "." in text:
-        kind, value = "key", str(_imported(key)(group, request))
-    else:
-        raise ImproperlyConfigured(
-            f"{key!r} is no key; write 'ip', 'user', 'user_or_ip', 'header:x', a function ..."
-        )
-    return EncodedIdentity(encode_name(kind, value, encoding) if value else f"{kind}=")
+        return _encoded(kind, read_name(request, key))
+    if callable(key) or "." in str(key):
+        return _encoded("key", str(_imported(key)(group, request)))
+    raise ImproperlyConfigured(
+        f"{key!r} is no key; write 'ip', 'user', 'user_or_ip', 'header:x', "
+        "a function ..."
+    )
+
+
+def _encoded(kind: str, value: Any) -> EncodedIdentity:
+    if not value:
+        return EncodedIdentity(f"{kind}=")
+    return EncodedIdentity(encode_name(kind, value, conf.config().encoding))
 
 
 def _address(request: Any) -> str:
     """Return the address of a client, or its network."""
-    key = getattr(settings, "RATELIMIT_IP_META_KEY", None)
-    if callable(key) or (key and "." in key):
-        text = _imported(key)(request)
-    else:
-        text = request.META.get(key) if key else client_address(request)
+    text = _written_address(request)
     address = parse_address(text or "")
     if address is None:
         raise ImproperlyConfigured(
             f"{text!r} is no address; see RATELIMIT_IP_META_KEY and TRUSTED_PROXIES."
         )
-    mask = getattr(
-        settings,
-        f"RATELIMIT_IPV{address.version}_MASK",
-        32 if address.version == 4 else 64,
-    )
-    return (
-        str(address)
-        if mask == address.max_prefixlen
-        else str(ipaddress.ip_network((address, mask), strict=False))
-    )
+    mask = _setting(f"IPV{address.version}_MASK", DEFAULT_MASKS[address.version])
+    if mask == address.max_prefixlen:
+        return str(address)
+    return str(ipaddress.ip_network((address, mask), strict=False))
+
+
+def _written_address(request: Any) -> Any:
+    key = _setting("IP_META_KEY")
+    if not key:
+        return client_address(request)
+    if callable(key) or "." in key:
+        return _imported(key)(request)
+    return request.META.get(key)

@@ -1,7 +1,9 @@
-"""Throttles for django-ninja: drop-in replacements of its own, and PolicyThrottle for named policies.
+"""Throttles for django-ninja.
 
-All requests share a throttle, so nothing about a request is kept on it. django-ninja calls throttles from the event
-loop and does not await them; with `throttled`, a decorator for the API, async operations do.
+Drop-in replacements of its own, and PolicyThrottle for named policies. All requests
+share a throttle, so nothing about a request is kept on it. django-ninja calls throttles
+from the event loop and does not await them; with `throttled`, a decorator for the API,
+async operations do.
 """
 
 from __future__ import annotations
@@ -22,11 +24,22 @@ from ninja.errors import Throttled
 from .. import conf
 from ..core.decision import Decision
 from ..core.policy import Policy
-from ..http.identity import client_address, load_user
-from ..http.responses import in_thread
-from ..http.throttles import PolicyLimits, adecide, decide, plan_all, with_headers
+from ..http.gate import begin, leave
+from ..http.identity import load_user
+from ..http.limits import Limits
+from ..http.proxies import client_address
+from ..http.site_functions import in_thread
+from ..limiter.policy_set import Check
 from ..runtime import log
-from .throttles import RateThrottle, user_or_address
+from .throttles import (
+    PolicyLimits,
+    RateThrottle,
+    adecide,
+    decide,
+    plan_checks,
+    user_or_address,
+    with_headers,
+)
 
 __all__ = [
     "AnonRateThrottle",
@@ -37,7 +50,10 @@ __all__ = [
     "throttled",
 ]
 
-# Of the request that a thread or a task is busy with: the wait of the last refusal, and the throttles to await.
+NO_LIMITS = Limits(())
+
+# Of the request that a thread or a task is busy with: the wait of the last refusal, and
+# the throttles to await.
 _wait: ContextVar[float | None] = ContextVar("wait", default=None)
 _to_await: ContextVar[list[Any] | None] = ContextVar("to_await", default=None)
 
@@ -46,21 +62,24 @@ class BaseThrottle(throttling.BaseThrottle):
     """Checks in Redis what a subclass plans for a request."""
 
     def refusal(self, request: Any, decision: Decision | None) -> Decision | None:
-        """Return the decision of what was planned, if it refuses the request."""
-        return None if decision is None or decision.allowed else decision
+        """Return the decision of the check, if it refuses the request."""
+        if decision is None or decision.allowed:
+            return None
+        return decision
 
     def allow_request(self, request: Any) -> bool:
         if not conf.config().enabled:
             return True
-        if (to_await := _to_await.get()) is not None:
+        to_await = _to_await.get()
+        if to_await is not None:
             to_await.append(self)
             return True
+
         with suppress(RuntimeError):
             asyncio.get_running_loop()
             _warn()
-        refusal = self.refusal(
-            request, decide(request, plan_all([self], request)).get(self)
-        )
+        decisions = decide(request, plan_checks([self], request))
+        refusal = self.refusal(request, decisions.get(self))
         _wait.set(_seconds(refusal))
         return refusal is None
 
@@ -68,12 +87,13 @@ class BaseThrottle(throttling.BaseThrottle):
         return _wait.get()
 
     def get_ident(self, request: Any) -> Any:
-        """Return the address, by RATE_LIMITER['TRUSTED_PROXIES'] unless NINJA_NUM_PROXIES is set."""
-        return (
-            client_address(request)
-            if settings.NUM_PROXIES is None
-            else super().get_ident(request)
-        )
+        """Return the address, by RATE_LIMITER['TRUSTED_PROXIES'].
+
+        Unless NINJA_NUM_PROXIES is set.
+        """
+        if settings.NUM_PROXIES is None:
+            return client_address(request)
+        return super().get_ident(request)
 
 
 class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrottle):
@@ -83,40 +103,43 @@ class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrott
 
 
 def _anonymous(throttle: Any, request: Any) -> tuple[str, Any]:
-    return "ip", throttle.get_ident(request) if getattr(
-        request, "auth", None
-    ) is None else None
+    if getattr(request, "auth", None) is not None:
+        return "ip", None
+    return "ip", throttle.get_ident(request)
 
 
 def _credential_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
     auth = getattr(request, "auth", None)
-    return (
-        ("ip", throttle.get_ident(request)) if auth is None else ("token", str(auth))
-    )  # kept as a keyed digest
+    if auth is None:
+        return "ip", throttle.get_ident(request)
+    return "token", str(auth)  # kept as a keyed digest
 
 
 class AnonRateThrottle(SimpleRateThrottle, throttling.AnonRateThrottle):
     """Limits clients without credentials, by address."""
 
-    usual_key = throttling.AnonRateThrottle.get_cache_key, _anonymous
+    usual_key = (throttling.AnonRateThrottle.get_cache_key, _anonymous)
 
 
 class AuthRateThrottle(SimpleRateThrottle, throttling.AuthRateThrottle):
     """Limits by `request.auth`, and clients without credentials by address."""
 
-    usual_key = throttling.AuthRateThrottle.get_cache_key, _credential_or_address
+    usual_key = (throttling.AuthRateThrottle.get_cache_key, _credential_or_address)
 
 
 class UserRateThrottle(SimpleRateThrottle, throttling.UserRateThrottle):
     """Limits users, and clients that are not logged in by address."""
 
-    usual_key = throttling.UserRateThrottle.get_cache_key, user_or_address
+    usual_key = (throttling.UserRateThrottle.get_cache_key, user_or_address)
 
 
 class PolicyThrottle(PolicyLimits, BaseThrottle):
-    """Limits by policies, the default one unless others are named; all are charged or none.
+    """Limits by policies, the default one unless others are named.
 
-    >>> @api.get("/search", throttle=PolicyThrottle("search", Policy("site", "1000/m", key="global")))
+    All are charged or none.
+
+    >>> site = Policy("site", "1000/m", key="global")
+    >>> @api.get("/search", throttle=PolicyThrottle("search", site))
     """
 
     def __init__(self, *policies: str | Policy) -> None:
@@ -127,22 +150,35 @@ class PolicyThrottle(PolicyLimits, BaseThrottle):
 
 
 def throttled(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the headers to an operation's responses; have an async one await its throttles, in one round trip.
+    """Add the headers to an operation's responses, and await throttles in async ones.
+
+    All throttles of an async operation are decided in one round trip.
 
     >>> api.add_decorator(throttled, mode="view")
     """
     operation = getattr(inspect.unwrap(run), "__self__", None)
     if operation is None:
         raise TypeError(
-            'throttled is for operations: write api.add_decorator(throttled, mode="view").'
+            "throttled is for operations: write "
+            'api.add_decorator(throttled, mode="view").'
         )
+    # The view of an operation that streams is not awaited, either.
+    if inspect.iscoroutinefunction(operation.view_func):
+        return _throttled_async(run, operation)
+
+    @functools.wraps(run)
+    def checked(request: Any, **kwargs: Any) -> Any:
+        gate = begin(NO_LIMITS, request)
+        try:
+            return with_headers(request, run(request, **kwargs))
+        finally:
+            leave(gate)
+
+    return checked
+
+
+def _throttled_async(run: Callable[..., Any], operation: Any) -> Callable[..., Any]:
     view = operation.view_func
-    if not inspect.iscoroutinefunction(
-        view
-    ):  # one that streams, too, whose view is not awaited
-        return functools.wraps(run)(
-            lambda request, **kwargs: with_headers(request, run(request, **kwargs))
-        )
 
     @functools.wraps(view)
     async def checked_view(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -151,16 +187,17 @@ def throttled(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run)
     async def checked(request: Any, **kwargs: Any) -> Any:
+        gate = begin(NO_LIMITS, request)
         token = _to_await.set([])
         try:
             response = await run(request, **kwargs)
-            await _check(
-                request
-            )  # where the view was not called, because the request is not valid
+            # Where the view was not called, because the request is not valid.
+            await _check(request)
         except Throttled as refusal:
             response = operation.api.on_exception(request, refusal)
         finally:
             _to_await.reset(token)
+            leave(gate)
         return with_headers(request, response)
 
     operation.view_func = checked_view
@@ -168,40 +205,50 @@ def throttled(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _check(request: Any) -> None:
-    """Check for the throttles that were called, and raise what django-ninja refuses with."""
+    """Check for the throttles that were called, and raise as django-ninja refuses."""
     throttles = _to_await.get() or []
-    called, throttles[:] = throttles[:], []
+    called = [*throttles]
+    throttles.clear()
     if not called:
         return
+
     await load_user(request)
-    calls_site = any(throttle.calls_site() for throttle in called)
-    checks = (
-        await in_thread(plan_all)(called, request)
-        if calls_site
-        else plan_all(called, request)
-    )
-    decisions = await adecide(request, checks)
-    refusals = [
-        each
-        for throttle in called
-        if (each := throttle.refusal(request, decisions.get(throttle)))
-    ]
+    decisions = await adecide(request, await _plan_checks(called, request))
+    refusals = []
+    for throttle in called:
+        refusal = throttle.refusal(request, decisions.get(throttle))
+        if refusal is not None:
+            refusals.append(refusal)
     if refusals:
-        waits = [wait for wait in map(_seconds, refusals) if wait is not None]
-        raise Throttled(math.ceil(max(waits)) if waits else None)
+        raise Throttled(_longest_wait(refusals))
+
+
+async def _plan_checks(throttles: list[Any], request: Any) -> dict[Any, Check]:
+    """Plan checks, in a thread where functions of the site are called."""
+    if any(throttle.calls_site() for throttle in throttles):
+        checks: dict[Any, Check] = await in_thread(plan_checks)(throttles, request)
+        return checks
+    return plan_checks(throttles, request)
+
+
+def _longest_wait(refusals: list[Decision]) -> int | None:
+    waits = [_seconds(refusal) for refusal in refusals]
+    known = [wait for wait in waits if wait is not None]
+    if not known:
+        return None
+    return math.ceil(max(known))
 
 
 def _seconds(refusal: Decision | None) -> float | None:
-    """Return the seconds until the request would pass; None where waiting does not help."""
-    return (
-        None
-        if refusal is None or refusal.retry_after == math.inf
-        else refusal.retry_after
-    )
+    """Return the seconds until the request would pass, if waiting helps."""
+    if refusal is None or refusal.retry_after == math.inf:
+        return None
+    return refusal.retry_after
 
 
 @functools.cache
 def _warn() -> None:
     log.warning(
-        'A throttle waits for Redis in the event loop; write api.add_decorator(throttled, mode="view").'
+        "A throttle waits for Redis in the event loop; write "
+        'api.add_decorator(throttled, mode="view").'
     )

@@ -1,6 +1,7 @@
-"""OpenTelemetry metrics and span attributes: add `rlaas_django.integrations.opentelemetry.Metrics` to INSTALLED_APPS.
+"""OpenTelemetry metrics and span attributes.
 
-Only the API of OpenTelemetry is used; the site configures the SDK and its exporter.
+Add `rlaas_django.integrations.opentelemetry.Metrics` to INSTALLED_APPS. Only the API of
+OpenTelemetry is used; the site configures the SDK and its exporter.
 """
 
 from __future__ import annotations
@@ -54,23 +55,26 @@ class Recorder:
     def __call__(self, observation: Observation) -> None:
         for seconds in observation.latencies:
             self.latency.record(seconds)
-        result = observation.result
-        if result == REFUSED and observation.is_cached:
+
+        if observation.result == REFUSED and observation.is_cached:
             self.cached.add(1)
-        for outcome, each in observation.results():
-            self.decisions.add(1, {"policy": outcome.policy.name, "result": each})
+
+        for outcome, result in observation.results():
+            labels = {"policy": outcome.policy.name, "result": result}
+            self.decisions.add(1, labels)
+
         span = trace.get_current_span()
         if span.is_recording():
-            span.set_attribute("rlaas.result", result)
-            span.set_attribute("rlaas.policy", observation.decision.policy.name)
-            span.set_attribute("rlaas.remaining", observation.decision.remaining)
+            decision = observation.decision
+            span.set_attribute("rlaas.result", observation.result)
+            span.set_attribute("rlaas.policy", decision.policy.name)
+            span.set_attribute("rlaas.remaining", decision.remaining)
 
 
 def _open_breakers(_: CallbackOptions) -> Iterable[Measurement]:
     for server in backend.topology().servers():
-        yield Measurement(
-            int(server.breaker.error is not None), {"server": server.name}
-        )
+        is_open = server.breaker.error is not None
+        yield Measurement(int(is_open), {"server": server.name})
 
 
 def _dropped(_: CallbackOptions) -> Iterable[Measurement]:

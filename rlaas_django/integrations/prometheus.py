@@ -1,8 +1,10 @@
-"""Prometheus metrics: add `rlaas_django.integrations.prometheus.Metrics` to INSTALLED_APPS.
+"""Prometheus metrics.
 
-They are in prometheus_client's default registry, beside those of the site (django-prometheus, for one). Decisions are
-right with any number of workers: in prometheus_client's multiprocess mode each worker counts its own, and otherwise
-they are read from the statistics in Redis, which all workers write. What else there is belongs to one process.
+Add `rlaas_django.integrations.prometheus.Metrics` to INSTALLED_APPS. The metrics are in
+prometheus_client's default registry, beside those of the site (django-prometheus, for
+one). Decisions are right with any number of workers: in prometheus_client's
+multiprocess mode each worker counts its own, and otherwise they are read from the
+statistics in Redis, which all workers write. The other metrics belong to one process.
 """
 
 from __future__ import annotations
@@ -32,26 +34,23 @@ from ..stats import reader, recorder
 
 __all__ = ["Metrics", "exposition"]
 
-DECISIONS = "rlaas_decisions", "Decisions by policy and result", ("policy", "result")
-BREAKER = (
+# A name, a description, and the names of the labels.
+Family = tuple[str, str, tuple[str, ...]]
+
+DECISIONS: Family = (
+    "rlaas_decisions",
+    "Decisions by policy and result",
+    ("policy", "result"),
+)
+BREAKER: Family = (
     "rlaas_circuit_breaker_open",
     "Whether the circuit breaker of a Redis server is open (1)",
     ("server",),
 )
 DROPPED = "rlaas_statistics_dropped", "Observations that are missing in the statistics"
 BUCKETS = (
-    0.0001,
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005),
+    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
 )  # seconds
 
 
@@ -68,12 +67,14 @@ class Metrics(AppConfig):
 
     def ready(self) -> None:
         observers.add(Recorder(REGISTRY), latency=True)
-        if not multiprocess():
+        if multiprocess():
+            observers.add(WorkerRecorder(REGISTRY))
+        else:
             REGISTRY.register(SharedState())
 
 
 class Recorder:
-    """Counts what this process decides."""
+    """Counts what no statistics have: latencies, and cached refusals."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.latency = Histogram(
@@ -87,62 +88,73 @@ class Recorder:
             "Refusals repeated from memory",
             registry=registry,
         )
-        self.decisions: dict[tuple[str, str], Any] | None = (
-            {} if multiprocess() else None
-        )  # children of the counter
-        if self.decisions is not None:
-            self._counter = Counter(*DECISIONS, registry=registry)
-            self._breaker = Gauge(
-                *BREAKER, multiprocess_mode="livemax", registry=registry
-            )
-            self._unavailable = False
 
     def __call__(self, observation: Observation) -> None:
         for seconds in observation.latencies:
             self.latency.observe(seconds)
-        result = observation.result
-        if result == REFUSED and observation.is_cached:
+        if observation.is_cached and observation.result == REFUSED:
             self.cached.inc()
-        if self.decisions is None:
-            return
-        for outcome, each in observation.results():
-            key = outcome.policy.name, each
-            child = self.decisions.get(key)
-            if child is None:
-                child = self.decisions[key] = self._counter.labels(*key)
-            child.inc()
-        if result == DEGRADED or self._unavailable:
-            self._unavailable = False
-            for server in backend.topology().servers():
-                is_open = server.breaker.error is not None
-                self._unavailable |= is_open
-                self._breaker.labels(server.name).set(int(is_open))
+
+
+class WorkerRecorder:
+    """Counts what this process decides, in multiprocess mode."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.decisions = Counter(*DECISIONS, registry=registry)
+        self.breaker = Gauge(*BREAKER, multiprocess_mode="livemax", registry=registry)
+        self.is_any_open = False
+
+    def __call__(self, observation: Observation) -> None:
+        for outcome, result in observation.results():
+            self.decisions.labels(outcome.policy.name, result).inc()
+
+        if self.is_any_open or observation.result == DEGRADED:
+            self._set_breakers()
+
+    def _set_breakers(self) -> None:
+        states = _breaker_states()
+        for server, is_open in states.items():
+            self.breaker.labels(server).set(is_open)
+        self.is_any_open = any(states.values())
 
 
 class SharedState(Collector):
-    """Reads, when it is scraped, what all processes decided, and the state of the servers."""
+    """Reads what all processes decided, and the state of the servers, when scraped."""
 
     def describe(self) -> Iterable[Any]:
         """Return nothing, so that registering the collector does not call Redis."""
         return []
 
     def collect(self) -> Iterable[Any]:
-        decisions = CounterMetricFamily(DECISIONS[0], DECISIONS[1], labels=DECISIONS[2])
-        breaker = GaugeMetricFamily(BREAKER[0], BREAKER[1], labels=BREAKER[2])
-        for server in backend.topology().servers():
-            breaker.add_metric([server.name], int(server.breaker.error is not None))
+        name, text, labels = DECISIONS
+        decisions = CounterMetricFamily(name, text, labels=labels)
         try:
-            for labels, number in reader.totals().items():
-                decisions.add_metric(labels, number)
+            for values, number in reader.totals().items():
+                decisions.add_metric(values, number)
             yield decisions
         except backend.UnavailableError:
-            pass  # left out of this scrape: a counter that falls to 0 would be taken for a restart
+            # A counter that falls to 0 would be taken for a restart.
+            pass
+
+        name, text, labels = BREAKER
+        breaker = GaugeMetricFamily(name, text, labels=labels)
+        for server, is_open in _breaker_states().items():
+            breaker.add_metric([server], is_open)
         yield breaker
         yield CounterMetricFamily(*DROPPED, value=recorder.dropped)
 
 
+def _breaker_states() -> dict[str, bool]:
+    """Return whether the circuit breaker of each server is open."""
+    servers = backend.topology().servers()
+    return {server.name: server.breaker.error is not None for server in servers}
+
+
 def exposition() -> tuple[bytes, str]:
-    """Return the metrics of all workers as text, with its media type; for a view of the site's own."""
+    """Return the metrics of all workers as text, with its media type.
+
+    For a view of the site's own.
+    """
     registry = REGISTRY
     if multiprocess():
         registry = CollectorRegistry()

@@ -1,62 +1,112 @@
-"""What the drop-in throttles for Django REST framework and django-ninja have in common."""
+"""What throttles for other frameworks have in common.
+
+A throttle has `plan_check(request, ..., checked)`, which returns the check to make, or
+None where it does not limit the request. `checked` has the names of the policies that
+others check. The checks of several throttles are decided in one round trip.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from .. import conf
-from ..core.keys import EncodedIdentity, encode_name
-from ..core.policy import SLIDING_WINDOW_COMPACT, Policy, Rate
-from ..http.throttles import Plan
+from django.http.response import HttpResponseBase
+
+from .. import conf, limiter, signals
+from ..core.decision import Decision, combine, strictest
+from ..core.keys import encode_name
+from ..core.policy import DEFAULT, SLIDING_WINDOW_COMPACT, Policy, Rate
+from ..http.gate import plan_check
+from ..http.headers import add_headers, add_refusal_headers
+from ..http.limits import Limits, compile_limits
+from ..http.refusals import SUPPRESSED
+from ..http.request_state import decision_about, exceeds_limit, state_of
 from ..http.view_names import policy_name
-from ..runtime import registry
+from ..limiter.policy_set import Check, compile_policies
+from ..runtime import log, registry
+
+# How the frameworks write a key, unless the site has changed it.
+CACHE_FORMAT = "throttle_%(scope)s_%(ident)s"
+
+
+class PolicyLimits:
+    """What a throttle checks that names policies, or the default one."""
+
+    def __init__(self, name: str, policies: Iterable[str | Policy]) -> None:
+        self.name = name
+        self._limits = Limits(tuple(policies) or (DEFAULT,))
+        registry.sources.add(self)
+
+    def limits(self) -> list[registry.LimitedView]:
+        """Return them for the registry."""
+        return [registry.LimitedView(self.name, self._limits.policies, {})]
+
+    def plan_check(self, request: Any, checked: Container[str]) -> Check | None:
+        """Plan the check of the policies that are not checked already."""
+        compiled = compile_limits(self._limits)
+        outcomes = state_of(request).outcomes
+        others = {name for name in compiled.names if name in checked}
+        return plan_check(compiled, request, others.union(outcomes))
+
+    def calls_site(self) -> bool:
+        """Return whether planning calls functions of the site."""
+        return compile_limits(self._limits).calls_site_functions
+
+    def decision(self, request: Any) -> Decision | None:
+        """Return what was decided about a request, whichever limits checked it."""
+        outcomes = state_of(request).outcomes
+        names = compile_limits(self._limits).names
+        return combine(outcomes[name] for name in names if name in outcomes)
 
 
 class RateThrottle:
-    """What a framework's SimpleRateThrottle gets: a policy for its rate, and a check for a request."""
+    """What a framework's SimpleRateThrottle gets: a policy for its rate."""
 
     framework: str
     algo: str | None = SLIDING_WINDOW_COMPACT
     on_failure = "open"
-    # The framework's `get_cache_key` of a class, and a function of the throttle and the request that returns the kind
-    # and the name of who is counted instead of the key, so that overrides of users and addresses apply.
-    usual_key: tuple[Any, Any] = ("none", None)
+    # The framework's `get_cache_key` of a class, and a function of the throttle and the
+    # request that returns the kind and the name of who is counted instead of the key,
+    # so that overrides of users and addresses apply.
+    usual_key: tuple[Any, Any] = (None, None)
 
     def parse_rate(self, rate: str | None) -> tuple[int | None, int | None]:
-        return (None, None) if rate is None else _parse_rate(rate)
+        if rate is None:
+            return None, None
+        return _parse_rate(rate)
 
     def calls_site(self: Any) -> bool:
         """Return whether the key is the site's own."""
-        is_usual = type(self).get_cache_key is self.usual_key[
-            0
-        ] and "get_cache_key" not in vars(self)
-        return not is_usual or self.cache_format != "throttle_%(scope)s_%(ident)s"
+        if "get_cache_key" in vars(self) or self.cache_format != CACHE_FORMAT:
+            return True
+        return type(self).get_cache_key is not self.usual_key[0]
 
-    def plan(self: Any, request: Any, *args: Any) -> Plan | None:
-        """Return what to check; None for a request that is not throttled."""
+    def plan_check(self: Any, request: Any, *args: Any) -> Check | None:
+        """Plan the check; None for a request that is not throttled."""
         if self.rate is None:
             return None
-        of_site = self.calls_site()
-        kind, name = (
-            ("key", self.get_cache_key(request, *args[:-1]))
-            if of_site
-            else self.usual_key[1](self, request)
-        )
+
+        if self.calls_site():
+            kind = "key"
+            name = self.get_cache_key(request, *args[:-1])
+        else:
+            kind, name = self.usual_key[1](self, request)
         if name is None:
             return None
+
+        identity = encode_name(kind, name, conf.config().encoding)
+        policy = registry.add_adapter_policy(self._policy())
+        return limiter.plan_encoded(compile_policies(policy), (identity,), 1)
+
+    def _policy(self: Any) -> Policy:
         scope = self.scope or type(self).__name__
         if self.rate != self.THROTTLE_RATES.get(self.scope):
-            scope += f"-{self.duration}s"  # throttles with rates of their own may have inherited the same scope
-        policy = _policy(
-            f"{self.framework}.{scope}",
-            self.num_requests,
-            self.duration,
-            self.algo,
-            self.on_failure,
-        )
-        identity = EncodedIdentity(encode_name(kind, name, conf.config().encoding))
-        return Plan(identity, (registry.add_adapter_policy(policy),))
+            # Throttles with rates of their own may have inherited the same scope.
+            scope += f"-{self.duration}s"
+        name = f"{self.framework}.{scope}"
+        rate = (self.num_requests, self.duration)
+        return _make_policy(name, rate, self.algo, self.on_failure)
 
 
 @lru_cache(maxsize=1024)
@@ -66,19 +116,97 @@ def _parse_rate(rate: str) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1024)
-def _policy(
-    name: str, limit: int, window: int, algo: str | None, on_failure: str
+def _make_policy(
+    name: str, rate: tuple[int, int], algo: str | None, on_failure: str
 ) -> Policy:
-    return Policy(
-        policy_name(name, ""), (limit, window), algo=algo, on_failure=on_failure
-    )
+    return Policy(policy_name(name, ""), rate, algo=algo, on_failure=on_failure)
 
 
 def user_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
     """Return the user, or the address of a client that is not logged in."""
     user = request.user
-    return (
-        ("user", user.pk)
-        if user and user.is_authenticated
-        else ("ip", throttle.get_ident(request))
-    )
+    if user and user.is_authenticated:
+        return "user", user.pk
+    return "ip", throttle.get_ident(request)
+
+
+def plan_checks(throttles: Iterable[Any], *args: Any) -> dict[Any, Check]:
+    """Plan the check of each throttle; a policy that several name is checked once."""
+    checks: dict[Any, Check] = {}
+    names: set[str] = set()
+    for throttle in throttles:
+        check = throttle.plan_check(*args, names)
+        if check is not None:
+            checks[throttle] = check
+            names |= check.policy_set.names
+    return checks
+
+
+def decide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]:
+    """Decide the checks of throttles, and keep the decisions with the request."""
+    if not checks:
+        return {}
+    decisions = limiter.check_each([*checks.values()])
+    record(request, decisions)
+    return dict(zip(checks, decisions, strict=True))
+
+
+async def adecide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]:
+    """As `decide`, natively async."""
+    if not checks:
+        return {}
+    decisions = await limiter.acheck_each([*checks.values()])
+    await _arecord(request, decisions)
+    return dict(zip(checks, decisions, strict=True))
+
+
+def record(request: Any, decisions: Sequence[Decision]) -> None:
+    """Keep decisions with the request, and signal if one exceeds a limit."""
+    exceeding = _keep(request, decisions)
+    if exceeding is not None:
+        signals.send(signals.rate_limited, request=request, decision=exceeding)
+
+
+async def _arecord(request: Any, decisions: Sequence[Decision]) -> None:
+    """As `record`, natively async."""
+    exceeding = _keep(request, decisions)
+    if exceeding is not None:
+        await signals.asend(signals.rate_limited, request=request, decision=exceeding)
+
+
+def _keep(request: Any, decisions: Sequence[Decision]) -> Decision | None:
+    """Keep decisions with the request; return them as one if a limit is exceeded.
+
+    Outside of any limits, they are observed at once.
+    """
+    state = state_of(request)
+    for decision in decisions:
+        state.add(decision, cost=1)
+
+    decided = decisions[0]
+    if len(decisions) > 1:
+        outcomes = [outcome for each in decisions for outcome in each.outcomes]
+        decided = combine(outcomes)  # type: ignore[assignment]
+    if not decided.allowed:
+        state.refusal = decided
+    exceeding = [outcome for outcome in decided.outcomes if exceeds_limit(outcome)]
+    if exceeding:
+        method = request.method or ""
+        if log.refusal(strictest(exceeding), method, request.path, block=True):
+            request.META[SUPPRESSED] = True
+
+    if state.depth == 0:
+        state.observe()
+    if exceeding:
+        return decided
+    return None
+
+
+def with_headers(request: Any, response: Any) -> Any:
+    """Return a response with the headers of what was decided about the request."""
+    decision = decision_about(request)
+    if decision is not None and isinstance(response, HttpResponseBase):
+        add_headers(response.headers, decision)
+        if not decision.allowed:
+            add_refusal_headers(response, decision)
+    return response

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import product
 from time import monotonic
+from typing import Any
 
 from .. import backend, conf, signals
 from ..backend import ADMIN_TIMEOUT, Call, UnavailableError, script_call
@@ -23,25 +24,29 @@ from .adjusting import (
     arefund_all,
     decided_arguments,
     refund,
-    refund_abandoned,
     refund_all,
     refund_call,
     refund_later,
+    refundable_call,
 )
-from .policy_set import Check, CompiledPolicySet, compile_policies, plan
+from .policy_set import Check, CompiledPolicySet, compile_policies, plan, plan_encoded
 from .slots import SlotCheck
 
 __all__ = [
     "acheck",
     "acheck_each",
+    "adecide",
     "apeek",
     "arefund",
     "areset",
     "check",
     "check_each",
+    "decide",
     "peek",
     "peek_each",
+    "peek_encoded",
     "plan",
+    "plan_encoded",
     "refund",
     "refund_later",
     "refund_units",
@@ -67,25 +72,32 @@ def check(
     >>> check({"user": "42", "ip": "203.0.113.9"}, ["burst", Policy("site", "1000/m", key="ip")])
     """
     planned = plan(identity, policy, cost)
+    decision = decide(planned)
+    if observers.observers and source is not None and planned.policy_set.enabled:
+        observers.observe(decision, source)
+    return decision
+
+
+def decide(planned: Check) -> Decision:
+    """Decide a planned check, and charge when allowed; nobody observes it."""
     policy_set = planned.policy_set
     decision: Decision | None = (
         policy_set.refusals.find(planned) if policy_set.refusals.entries else None
     )
     if decision is None and policy_set.in_one_call:
         try:
-            decision = backend.execute(policy_set.topology, planned.pack())
+            call = planned.pack()
+            decision = planned.read(backend.execute(policy_set.topology, call))
         except UnavailableError as error:
             decision = fallback.decide_all(planned)
             signals.send(signals.backend_failed, error=error, decision=decision)
         else:
             if observers.measures_latency:
-                decision.latency = monotonic() - planned.sent_at
+                decision.latency = monotonic() - call.sent_at
             if not decision.allowed:
-                policy_set.refusals.store(planned, decision, planned.sent_at)
+                policy_set.refusals.store(planned, decision, call.sent_at)
     elif decision is None:
         decision = _decide_in_parts(planned)
-    if observers.observers and source is not None and policy_set.enabled:
-        observers.observe(decision, source)
     return decision
 
 
@@ -98,26 +110,32 @@ async def acheck(
 ) -> Decision:
     """As `check`, natively async. If the caller is cancelled, what was charged is refunded."""
     planned = plan(identity, policy, cost)
+    decision = await adecide(planned)
+    if observers.observers and source is not None and planned.policy_set.enabled:
+        observers.observe(decision, source)
+    return decision
+
+
+async def adecide(planned: Check) -> Decision:
+    """As `decide`, natively async. If the caller is cancelled, it is refunded."""
     policy_set = planned.policy_set
     decision: Decision | None = (
         policy_set.refusals.find(planned) if policy_set.refusals.entries else None
     )
-    planned.on_abandoned = refund_abandoned
     if decision is None and policy_set.in_one_call:
         try:
-            decision = await backend.aexecute(policy_set.topology, planned.pack())
+            call = refundable_call(planned)
+            decision = planned.read(await backend.aexecute(policy_set.topology, call))
         except UnavailableError as error:
             decision = fallback.decide_all(planned)
             await _asend_failed(error, decision)
         else:
             if observers.measures_latency:
-                decision.latency = monotonic() - planned.sent_at
+                decision.latency = monotonic() - call.sent_at
             if not decision.allowed:
-                policy_set.refusals.store(planned, decision, planned.sent_at)
+                policy_set.refusals.store(planned, decision, call.sent_at)
     elif decision is None:
         decision = await _adecide_in_parts(planned)
-    if observers.observers and source is not None and policy_set.enabled:
-        observers.observe(decision, source)
     return decision
 
 
@@ -165,9 +183,7 @@ async def acheck_each(checks: Sequence[Check]) -> list[Decision]:
         for i, check in enumerate(checks)
         if decisions[i] is None and check.in_one_slot
     ]
-    for check in checks:
-        check.on_abandoned = refund_abandoned if check.charge else None
-    calls = [checks[i].pack() for i in pending]
+    calls = [refundable_call(checks[i]) for i in pending]
     results = await backend.aexecute_each(backend.topology(), calls)
     for i, result in zip(pending, results, strict=True):
         decisions[i] = _settle(checks[i], result, started)
@@ -192,6 +208,15 @@ def peek(
 ) -> Decision:
     """Return what `check` would decide now. Nothing is charged, so `remaining` is what is left before the request."""
     return _decide_in_parts(plan(identity, policy, cost, charge=False))
+
+
+def peek_encoded(
+    policy_set: CompiledPolicySet, identities: tuple[str, ...], address: str = ""
+) -> Decision:
+    """As `peek`, of encoded identities, one per policy."""
+    planned = plan_encoded(policy_set, identities, 1, address)
+    planned.charge = False
+    return _decide_in_parts(planned)
 
 
 async def apeek(
@@ -245,9 +270,10 @@ def peek_each(pairs: Sequence[tuple[Policy, str]]) -> tuple[Outcome, ...]:
             check.network_overrides = networks.override_texts_of_each(
                 part.policies, check.identities
             )
-            decision = backend.execute(
+            reply = backend.execute(
                 topology, check.pack(), admin_timeout=backend.ADMIN_TIMEOUT
             )
+            decision = check.read(reply)
             outcome_at.update(zip(group, decision.outcomes, strict=True))
         found += (outcome_at[i] for i in range(len(policies)))
     return tuple(found)
@@ -257,7 +283,7 @@ def refund_units(identity: Identity, policy: Policy, units: int) -> int:
     """Refund some units of an identity's usage, the newest first; return how many there were."""
     peeked = plan(identity, policy, 1, charge=False)
     policy_set, topology = peeked.policy_set, peeked.policy_set.topology
-    reply = backend.execute(topology, peeked.pack(), admin_timeout=ADMIN_TIMEOUT).reply
+    reply = backend.execute(topology, peeked.pack(), admin_timeout=ADMIN_TIMEOUT)
     (arguments,) = decided_arguments(peeked, reply)
     call = refund_call(policy_set.keys(peeked.identities), ("", units, *arguments, 0))
     refunded = int(sum(backend.execute(topology, call)))
@@ -266,16 +292,17 @@ def refund_units(identity: Identity, policy: Policy, units: int) -> int:
 
 
 def _settle(
-    check: Check, result: Decision | UnavailableError, started: float
+    check: Check, reply: list[Any] | UnavailableError, started: float
 ) -> Decision:
     """Return a decision that one of several calls gave, or the one without Redis."""
-    if isinstance(result, UnavailableError):
+    if isinstance(reply, UnavailableError):
         return fallback.decide_all(check)
+    decision = check.read(reply)
     if observers.measures_latency:
-        result.latency = monotonic() - started
-    if not result.allowed and check.charge:
-        check.policy_set.refusals.store(check, result, started)
-    return result
+        decision.latency = monotonic() - started
+    if not decision.allowed and check.charge:
+        check.policy_set.refusals.store(check, decision, started)
+    return decision
 
 
 def _decide_in_parts(planned: Check) -> Decision:
@@ -286,7 +313,7 @@ def _decide_in_parts(planned: Check) -> Decision:
     for group in progress.groups:
         try:
             if (part := progress.part(group)) is not None:
-                progress.add(backend.execute(topology, part.pack()))
+                progress.add(part.read(backend.execute(topology, part.pack())))
         except UnavailableError as error:
             progress.fail(group, error)
     progress.decide_unreached()
@@ -295,7 +322,7 @@ def _decide_in_parts(planned: Check) -> Decision:
         refund_all(progress.receipts)
         for part in parts:
             with suppress(UnavailableError):
-                progress.add(backend.execute(topology, part.pack()))
+                progress.add(part.read(backend.execute(topology, part.pack())))
     decision = progress.decision()
     if progress.error is not None:
         signals.send(signals.backend_failed, error=progress.error, decision=decision)
@@ -310,7 +337,8 @@ async def _adecide_in_parts(planned: Check) -> Decision:
         for group in progress.groups:
             try:
                 if (part := progress.part(group)) is not None:
-                    progress.add(await backend.aexecute(topology, part.pack()))
+                    call = refundable_call(part)
+                    progress.add(part.read(await backend.aexecute(topology, call)))
             except UnavailableError as error:
                 progress.fail(group, error)
     except asyncio.CancelledError:
@@ -322,7 +350,8 @@ async def _adecide_in_parts(planned: Check) -> Decision:
         await arefund_all(progress.receipts)
         for part in parts:
             with suppress(UnavailableError):
-                progress.add(await backend.aexecute(topology, part.pack()))
+                reply = await backend.aexecute(topology, part.pack())
+                progress.add(part.read(reply))
     decision = progress.decision()
     if progress.error is not None:
         await _asend_failed(progress.error, decision)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from .. import backend
@@ -63,10 +64,17 @@ def refund_later(receipts: list[Any]) -> asyncio.Task[Refunded]:
     return task
 
 
-def refund_abandoned(decision: Any) -> None:
-    """Refund what a check charged whose caller was cancelled before the decision came."""
-    if isinstance(decision, Decision):  # an error charged nothing
-        refund_later(decision.receipts)
+def refundable_call(check: Check) -> Call:
+    """Return the call of a check; it is refunded if its caller is cancelled."""
+    call = check.pack()
+    if check.charge:
+        call.on_abandoned = partial(_refund_abandoned, check)
+    return call
+
+
+def _refund_abandoned(check: Check, reply: Any) -> None:
+    if isinstance(reply, list):  # an error charged nothing
+        refund_later([(check, reply)])
 
 
 async def _arefund_all(receipts: list[Any]) -> Refunded:
@@ -159,5 +167,6 @@ def refund_call(keys: Sequence[str], words: Sequence[Any]) -> Call:
         for_algorithms(algorithms),
         keys,
         (script_time(), "refund", *words),
+        reply_lengths=(policies, 0),
         is_refund=True,
     )

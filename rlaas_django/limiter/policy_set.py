@@ -9,8 +9,7 @@ from typing import Any
 
 from .. import backend, conf
 from ..backend.commands import Call, pack
-from ..backend.errors import UnexpectedReplyError
-from ..backend.scripts import Script, for_algorithms
+from ..backend.scripts import for_algorithms
 from ..conf import Config
 from ..core import keys
 from ..core.decision import Decision, Outcome
@@ -193,8 +192,8 @@ class CompiledPolicySet:
         return template
 
 
-class Check(Call):
-    """A check: who is charged what, by which policies. It can be sent once it is packed."""
+class Check:
+    """A check: who is charged what, by which policies."""
 
     __slots__ = (
         "charge",
@@ -204,7 +203,6 @@ class Check(Call):
         "policy_set",
         "unique",
     )
-    is_refund, calls = False, None
 
     def __init__(
         self,
@@ -220,18 +218,9 @@ class Check(Call):
         self.network_overrides: tuple[
             str, ...
         ] = ()  # per policy, those of the networks that the client is in
-        self.on_abandoned = None
 
-    @property
-    def script(self) -> Script:  # type: ignore[override]
-        return self.policy_set.script
-
-    @property
-    def key(self) -> str:  # type: ignore[override]
-        return self.policy_set.keys(self.identities)[0]
-
-    def pack(self) -> Check:
-        """Set the command that decides all policies; return the check, which can be sent then."""
+    def pack(self) -> Call:
+        """Return the call that decides all policies."""
         policy_set, identities = self.policy_set, self.identities
         identity = identities[0]
         # Not a counter, which threads and forks would have to share.
@@ -247,13 +236,16 @@ class Check(Call):
             before, after = policy_set.templates.get(
                 len(identity)
             ) or policy_set.make_template(len(identity))
-            self.packed = f"{identity.join(before)}{unique}{after}".encode("ascii")
+            packed = f"{identity.join(before)}{unique}{after}".encode("ascii")
         else:
             operation = "check" if self.charge else "peek"
-            self.packed = policy_set.command(
+            packed = policy_set.command(
                 identities, unique, self.cost, operation, self.network_overrides
             )
-        return self
+        key = policy_set.keys(identities)[0] if policy_set.topology.clustered else ""
+        return Call(
+            policy_set.script, key, packed, reply_lengths=policy_set.reply_lengths
+        )
 
     @property
     def in_one_slot(self) -> bool:
@@ -270,20 +262,13 @@ class Check(Call):
         """Return the check of some of the policies."""
         identities = tuple([self.identities[i] for i in indexes])
         part = Check(self.policy_set.part(indexes), identities, self.cost, charge)
-        part.on_abandoned = self.on_abandoned
         if self.network_overrides:
             part.network_overrides = tuple([self.network_overrides[i] for i in indexes])
         return part
 
     def read(self, reply: Any) -> ReplyDecision:
-        """Return the decision that a reply means; UnexpectedReplyError when it cannot be to this check."""
+        """Return the decision that a reply means."""
         policy_set, index, figures = self.policy_set, 0, reply
-        if type(reply) is not list or len(reply) not in policy_set.reply_lengths:
-            raise UnexpectedReplyError(reply)
-        try:
-            sum(reply)
-        except TypeError:  # not all are numbers
-            raise UnexpectedReplyError(reply) from None
         if len(reply) == REPLY_SIZE + 1:
             allowed = reply[ALLOWED] == 1 or policy_set.has_shadow
         else:
@@ -451,6 +436,32 @@ def plan(
     return check
 
 
+def plan_encoded(
+    policy_set: CompiledPolicySet,
+    identities: tuple[str, ...],
+    cost: int,
+    address: str = "",
+) -> Check:
+    """Return the check of encoded identities, one per policy.
+
+    `address` is that of the client, for overrides of networks; it is needed only
+    while there are some (`networks.current`).
+    """
+    if type(cost) is not int or cost < 0:
+        raise ValueError(f"The cost {shown(cost)} is not a whole number of at least 0.")
+    charge = True
+    if cost != 1:
+        policy_set.check_cost(cost)
+        charge = cost > 0
+        cost = min(cost, NEVER_FITS)
+    check = Check(policy_set, identities, cost, charge)
+    if networks.current is not None:
+        check.network_overrides = networks.override_texts(
+            networks.current, {"ip": address}, policy_set.policies, identities
+        )
+    return check
+
+
 def compile_policies(policy: Policies) -> CompiledPolicySet:
     """Return the compiled set of a policy, of its name, or of several; None is the default policy."""
     config = conf.config()
@@ -463,7 +474,7 @@ def compile_policies(policy: Policies) -> CompiledPolicySet:
     elif not isinstance(policy, Policy):
         policy = (policy,) if isinstance(policy, str) else tuple(policy)
         key = (*policy, *map(type, policy))
-    found: CompiledPolicySet | None = config.compiled.get(key)
+    found: CompiledPolicySet | None = config.derived.policy_sets.get(key)
     return found or _compile(policy, key, config)
 
 
@@ -479,9 +490,9 @@ def _compile(policy: Policies, key: Any, config: Config) -> CompiledPolicySet:
         raise ValueError(
             "There is no policy to check; name one, or leave it out for the default."
         )
-    if len(config.compiled) >= MAX_COMPILED:
-        config.compiled.clear()
-    config.compiled[key] = policy_set = CompiledPolicySet(
+    if len(config.derived.policy_sets) >= MAX_COMPILED:
+        config.derived.policy_sets.clear()
+    config.derived.policy_sets[key] = policy_set = CompiledPolicySet(
         tuple(chosen.values()), config, backend.topology()
     )
     return policy_set

@@ -114,4 +114,6 @@ def _longest_wait(policy: Policy) -> float:
 def cached_refusals() -> RefusalCache:
     """Return the cache of this process under the present settings."""
     derived = conf.config().derived
-    return derived.get(RefusalCache) or derived.setdefault(RefusalCache, RefusalCache())  # type: ignore[no-any-return]
+    if derived.refusals is None:
+        derived.refusals = RefusalCache()
+    return derived.refusals  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .. import backend, conf
 from ..backend.scripts import SCRIPTS
-from ..operators.identities import duration
+from ..operators.formatting import duration
 from .output import percent, plural, size
 
 OK = "ok"

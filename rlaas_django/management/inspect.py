@@ -15,7 +15,8 @@ from ..core.policy import DEFAULT, Policy, Rate
 from ..core.rules import Rule
 from ..models import OperatorAction, Override
 from ..operators import usage
-from ..operators.identities import describe, duration
+from ..operators.formatting import duration
+from ..operators.identities import describe
 from ..runtime import registry
 from ..stats import reader, schema
 from .output import HEADING, Output, Styled, minute, percent, plural, size
@@ -56,7 +57,7 @@ class Status(Subcommand):
         refused, _ = reader.most_refused(MOST_REFUSED)
 
         if output.as_json:
-            breakers = [breaker["name"] for breaker in usage.open_breakers()]
+            breakers = [server.name for server in usage.unavailable_servers()]
             output.json(
                 {
                     "server": state.version,

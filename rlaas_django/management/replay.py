@@ -15,7 +15,7 @@ from ..core.keys import key_kind
 from ..core.policy import ALGORITHMS, Policy, PolicyError
 from ..core.request_options import parse_methods
 from ..core.rules import Rule
-from ..operators.identities import duration
+from ..operators.formatting import duration
 from ..replay.log_lines import FIELDS, LineParser, Request
 from ..replay.policies import FORM, parse_algorithm, parse_policy
 from ..replay.report import QUANTILES, report

@@ -1,11 +1,13 @@
-"""What operators do, in the admin or by a command. Each function acts and writes the history, in one transaction."""
+"""What operators do, in the admin or by a command.
+
+Each function acts and writes the history, in one transaction.
+"""
 
 from __future__ import annotations
 
 import getpass
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 from django.db import transaction
@@ -16,7 +18,8 @@ from ..core.policy import Policy
 from ..limiter.overrides import in_force
 from ..models import OperatorAction, Override, contains
 
-ADMIN, COMMAND = "admin", "command"
+ADMIN = "admin"
+COMMAND = "command"
 MAX_RELATED = 1_000  # overrides that a new one is compared with
 
 
@@ -39,13 +42,13 @@ def set_override(
     kind: str,
     until: datetime,
     reason: str,
-    *,
-    limit: int | None = None,
-    factor: Decimal | None = None,
-    every_client: bool = False,
+    **amounts: Any,
 ) -> OperatorAction:
-    """Set an override, which ends the one of the same identity and policy; ValidationError for one that cannot be."""
-    amounts: Any = {"limit": limit, "factor": factor, "every_client": every_client}
+    """Set an override, which ends that of the same identity and policy.
+
+    `amounts` are `limit`, `factor` and `every_client`. Raise ValidationError for
+    fields that do not fit together.
+    """
     with transaction.atomic():
         override = Override.set(
             identity, policy, kind, until, by=by.name, reason=reason, **amounts
@@ -83,7 +86,10 @@ def reset_usage(
     scope: str = "",
     reason: str = "",
 ) -> OperatorAction:
-    """Delete what an identity used under some policies; `scope` is the name of the one, or empty for all."""
+    """Delete what an identity used under some policies.
+
+    `scope` is the name of the policy, or empty for all.
+    """
     with transaction.atomic():
         action = _write(by, "reset", identity, scope, reason=reason)
         if policies:
@@ -100,12 +106,16 @@ def refund_units(
     scope: str = "",
     reason: str = "",
 ) -> OperatorAction:
-    """Take units off the usage under each of some policies, the newest first; `amount` is how many there were."""
+    """Take units off the usage under each of some policies, the newest first.
+
+    The `amount` of the returned action is how many there were to take off.
+    """
     with transaction.atomic():
         action = _write(by, "refund", identity, scope, reason=reason)
-        action.amount = str(
-            sum(limiter.refund_units(identity, policy, units) for policy in policies)
-        )
+        refunded = [
+            limiter.refund_units(identity, policy, units) for policy in policies
+        ]
+        action.amount = str(sum(refunded))
         action.save(update_fields=["amount"])
         return action
 
@@ -126,44 +136,62 @@ def _write(
 class Effect(NamedTuple):
     """What a new override does to others that apply to some of the same requests."""
 
-    ends: list[Override]  # of the same identity and policy
-    replaces: list[
-        Override
-    ]  # those that do not apply where the new one does: wider ones, and limits of what it blocks
-    outranked_by: list[
-        Override
-    ]  # narrower ones, and blocks, which a custom limit does not lift
+    # Of the same identity and policy.
+    ends: list[Override]
+    # Wider ones, and custom limits of what it blocks.
+    replaces: list[Override]
+    # Narrower ones, and blocks, which a custom limit does not lift.
+    outranked_by: list[Override]
 
 
 def effect_of(new: Override) -> Effect:
     """Return what an override that is not saved yet would do to the active ones."""
-    effect, related = Effect([], [], []), list(_related(new))
-    wider = [each for each in related if each.narrowness < new.narrowness]
+    effect = Effect([], [], [])
+    related = _related(new)
     for other in related:
         if (other.identity, other.policy) == (new.identity, new.policy):
             effect.ends.append(other)
-        elif new.policy == other.policy or "" in (new.policy, other.policy):
-            scope = {"", new.policy or other.policy}  # where both apply
-            chain = {
-                id(each): each
-                for each in (*wider, new, other)
-                if each is new or each.policy in scope
-            }
-            applies = in_force(sorted(chain.values(), key=lambda each: each.narrowness))
-            if applies is new:
-                effect.replaces.append(other)
-            elif applies is other:
-                effect.outranked_by.append(other)
+            continue
+        if new.policy and other.policy and new.policy != other.policy:
+            continue
+
+        applying = _in_force_for_both(new, other, related)
+        if applying is new:
+            effect.replaces.append(other)
+        elif applying is other:
+            effect.outranked_by.append(other)
     return effect
 
 
-def _related(new: Override) -> Iterable[Override]:
-    """Return the active overrides of the identity, of the networks that it is in, and of what is in the network."""
-    active, network = Override.objects.active(), new.network
+def _related(new: Override) -> list[Override]:
+    """Return the active overrides that may apply to a request that a new one does.
+
+    Those of the identity; of an address or a network also those of the networks
+    that it is in, and of what is in it.
+    """
+    active = Override.objects.active()
+    network = new.network
     if network is None:
-        return active.filter(identity=new.identity)
+        return list(active.filter(identity=new.identity))
     return [
-        each
-        for each in active.of_addresses()[:MAX_RELATED]
-        if contains(network, each.network) or contains(each.network, network)
+        override
+        for override in active.of_addresses()[:MAX_RELATED]
+        if contains(network, override.network) or contains(override.network, network)
     ]
+
+
+def _in_force_for_both(
+    new: Override, other: Override, related: Iterable[Override]
+) -> Override | None:
+    """Return which override is in force for requests that two apply to."""
+    policies = ("", new.policy or other.policy)
+    applying = [
+        override
+        for override in related
+        if override.policy in policies and override.narrowness < new.narrowness
+    ]
+    applying.append(new)
+    if other not in applying:
+        applying.append(other)
+    applying.sort(key=lambda override: override.narrowness)
+    return in_force(applying)

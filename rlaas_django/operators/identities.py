@@ -1,35 +1,33 @@
-"""Labels for people: identities as operators know them, the search for them, and durations."""
+"""Identities as operators know them: their labels, and the search for them."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-from django.contrib.auth import get_user_model
+from django.contrib.auth import get_permission_codename, get_user_model
 from django.core.exceptions import ValidationError
 from django.db.models import Q
-from django.utils.translation import gettext, pgettext
+from django.utils.translation import gettext
 
 from .. import conf
 from ..core.keys import (
     EncodedIdentity,
-    counted_address,
     decode,
     encode,
+    encode_name,
     encode_network,
     parse_address,
 )
 from ..core.text import printable
 
 MAX_USERS = 20  # that a search returns
-MAX_SEARCH = (
-    1000  # characters of a search text; SQLite raises an error for a pattern of 50,000
-)
+MAX_SEARCH = 1000  # characters; SQLite raises an error for a pattern of 50,000
+MAX_ENCODED = 200  # characters of an encoded identity, as in the database
 
-# What `encode` returns: printable ASCII without : / = { }, after the kind and a = if it is not a user.
+# What `encode` returns: printable ASCII without : / = { }, after the kind and a = if
+# it is not a user.
 ENCODED = re.compile(r"\A[!-.0-9;<>-z|~]+(=[!-.0-9;<>-z|~]+)?\Z")
 
 
@@ -46,12 +44,16 @@ class IdentityLabel(NamedTuple):
         """The username, the IP address or another text."""
         if self.kind == "global":
             return gettext("all clients")
-        return printable(self.text if self.user is None else self.user.get_username())
+        if self.user is not None:
+            return printable(self.user.get_username())
+        return printable(self.text)
 
     @property
     def argument(self) -> str:
-        """The identity as `resolve` takes it, for the commands: a name, or encoded where a name is not enough."""
-        return self.name if self.kind in ("user", "ip", "net") else self.encoded
+        """The identity as `resolve` takes it, for the commands."""
+        if self.kind in ("user", "ip", "net"):
+            return self.name
+        return self.encoded
 
     @property
     def kind_name(self) -> str:
@@ -72,114 +74,134 @@ class IdentityLabel(NamedTuple):
         return self.kind in ("token", "header") or self.text.startswith("blake2=")
 
 
+def describe(identities: Iterable[str]) -> dict[str, IdentityLabel]:
+    """Return a label for each encoded identity; one query fetches all users."""
+    decoded = {identity: decode(identity) for identity in identities}
+    users = _users_by_key(text for kind, text in decoded.values() if kind == "user")
+
+    labels = {}
+    for identity, (kind, text) in decoded.items():
+        label = IdentityLabel(EncodedIdentity(identity), kind, text)
+        if kind == "user":
+            label = label._replace(user=users.get(text))
+        labels[identity] = label
+    return labels
+
+
+def describe_one(identity: str) -> IdentityLabel:
+    """Return the label of an encoded identity."""
+    return describe([identity])[identity]
+
+
 def is_encoded(text: str) -> bool:
     """Return whether text has the form of an encoded identity."""
-    return len(text) <= 200 and ENCODED.search(text) is not None
+    return len(text) <= MAX_ENCODED and ENCODED.search(text) is not None
 
 
-def describe(identities: Iterable[str]) -> dict[str, IdentityLabel]:
-    """Return a label for each encoded identity, with all users fetched in one query."""
-    decoded = {each: decode(each) for each in identities}
-    keys = {
-        each: key
-        for each, (kind, text) in decoded.items()
-        if kind == "user" and (key := _primary_key(text))
-    }
-    users = get_user_model()._default_manager.in_bulk([*keys.values()]) if keys else {}
-    return {
-        each: IdentityLabel(
-            EncodedIdentity(each), kind, text, users.get(keys.get(each))
+def encode_address(text: str) -> EncodedIdentity | None:
+    """Return the encoded identity of an address or a network; None for other text."""
+    encoding = conf.config().encoding
+    if parse_address(text) is not None:
+        return EncodedIdentity(encode_name("ip", text, encoding))
+    if "/" not in text:
+        return None
+    try:
+        return EncodedIdentity(encode_network(text, encoding))
+    except ValueError:
+        return None
+
+
+def resolve(text: str) -> EncodedIdentity:
+    """Return the identity that an argument of a command names.
+
+    A username or user ID, an address, a network, or an encoded identity; ValueError
+    if it is none of them.
+    """
+    text = text.strip()
+    if not text:
+        raise ValueError(
+            "An identity is empty; name a user, an IP address or a network."
         )
-        for each, (kind, text) in decoded.items()
-    }
+
+    address = encode_address(text)
+    if address is not None:
+        return address
+    if "/" in text:
+        raise ValueError(f"{text!r} is not a network.")
+    if "=" in text and is_encoded(text):
+        return EncodedIdentity(text)
+
+    model: Any = get_user_model()
+    user = model._default_manager.filter(**{model.USERNAME_FIELD: text}).first()
+    if user is not None:
+        text = str(user.pk)
+    return EncodedIdentity(encode(text))
 
 
-def search(text: str, *, by_email: bool) -> list[EncodedIdentity]:
-    """Return the identities that match: users by name, ID or e-mail, an IP address or network, an encoded identity."""
+def search(text: str, operator: Any) -> list[EncodedIdentity]:
+    """Return the identities that match a text, for an operator to choose from.
+
+    Users by name, ID or e-mail, an IP address or network, an encoded identity.
+    """
     text = text.strip()
     if not text or len(text) > MAX_SEARCH:
         return []
-    found = [EncodedIdentity(encode(str(user.pk))) for user in _users(text, by_email)]
-    if address := address_identity(text):
-        found.append(address)
-    elif "/" in text:
-        with suppress(ValueError):  # it is no network
-            found.append(EncodedIdentity(encode_network(text, conf.config().encoding)))
-    found.append(
-        EncodedIdentity(
-            text if ("=" in text or "%" in text) and is_encoded(text) else encode(text)
-        )
+
+    users = _find_users(text, by_email=sees_users(operator))
+    identities = [EncodedIdentity(encode(str(user.pk))) for user in users]
+    address = encode_address(text)
+    if address is not None:
+        identities.append(address)
+    if ("=" in text or "%" in text) and is_encoded(text):
+        identities.append(EncodedIdentity(text))
+    else:
+        identities.append(EncodedIdentity(encode(text)))
+    return list(dict.fromkeys(identities))
+
+
+def sees_users(operator: Any) -> bool:
+    """Return whether an operator may see names and e-mail addresses of users."""
+    options = get_user_model()._meta
+    codenames = [get_permission_codename(verb, options) for verb in ("view", "change")]
+    return any(operator.has_perm(f"{options.app_label}.{name}") for name in codenames)
+
+
+def _users_by_key(texts: Iterable[str]) -> dict[str, Any]:
+    """Return the users whose primary keys are written like this."""
+    keys = [_primary_key(text) for text in texts]
+    users = get_user_model()._default_manager.in_bulk(
+        [key for key in keys if key is not None]
     )
-    return list(dict.fromkeys(found))
+    return {str(key): user for key, user in users.items()}
 
 
-def address_identity(text: str) -> EncodedIdentity:
-    """Return the encoded identity of an IP address; an empty one if text is none."""
-    if parse_address(text) is None:
-        return EncodedIdentity("")
-    return EncodedIdentity(
-        f"ip={encode(counted_address(text, conf.config().encoding.ipv6_prefix))}"
-    )
-
-
-def _users(text: str, by_email: bool) -> Iterable[Any]:
+def _find_users(text: str, *, by_email: bool) -> Iterable[Any]:
     model: Any = get_user_model()
-    email = getattr(model, "EMAIL_FIELD", "email")
     query = Q(**{f"{model.USERNAME_FIELD}__icontains": text})
-    if by_email and any(field.name == email for field in model._meta.fields):
+
+    email = getattr(model, "EMAIL_FIELD", "email")
+    has_email = any(field.name == email for field in model._meta.fields)
+    if by_email and has_email:
         query |= Q(**{f"{email}__icontains": text})
-    if (key := _primary_key(text)) is not None:
+
+    key = _primary_key(text)
+    if key is not None:
         query |= Q(pk=key)
     users: Iterable[Any] = model._default_manager.filter(query)[:MAX_USERS]
     return users
 
 
 def _primary_key(text: str) -> Any:
-    """Return text as a primary key of the user model, or None unless the key is written exactly like this."""
+    """Return text as a primary key of the user model; None if it is not one.
+
+    Text that only means the same key, such as `007`, is not one.
+    """
     field: Any = get_user_model()._meta.pk
     try:
-        value = field.to_python(text)
-        field.run_validators(value)
+        key = field.to_python(text)
+        field.run_validators(key)
     except (ValidationError, ValueError, AttributeError, OverflowError):
         return None
-    return value if str(value) == text else None
-
-
-def resolve(text: str) -> EncodedIdentity:
-    """Return the one identity that text names: a username or user ID, an address, a network, or an encoded identity."""
-    text, encoding = text.strip(), conf.config().encoding
-    if not text:
-        raise ValueError(
-            "An identity is empty; name a user, an IP address or a network."
-        )
-    if parse_address(text) is not None:
-        return EncodedIdentity(
-            f"ip={encode(counted_address(text, encoding.ipv6_prefix))}"
-        )
-    if "/" in text:
-        return EncodedIdentity(encode_network(text, encoding))
-    if "=" in text and is_encoded(text):
-        return EncodedIdentity(text)
-    model: Any = get_user_model()
-    user = model._default_manager.filter(**{model.USERNAME_FIELD: text}).first()
-    return EncodedIdentity(encode(text if user is None else str(user.pk)))
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as `38 s`, `4 min 10 s`, `2 h 5 min` or `3 d 4 h`, rounded up; no line breaks before a unit."""
-    if math.isinf(seconds):
-        return gettext("never")
-    left = math.ceil(seconds)
-    parts = [
-        (left // 86_400, pgettext("unit of time", "d")),
-        (left // 3_600 % 24, pgettext("unit of time", "h")),
-        (left // 60 % 60, pgettext("unit of time", "min")),
-        (left % 60, pgettext("unit of time", "s")),
-    ]
-    first = next(
-        (i for i, (number, _unit) in enumerate(parts) if number), len(parts) - 1
-    )
-    shown = parts[first : first + 2]
-    return " ".join(
-        f"{number}\u00a0{unit}" for number, unit in shown if number or len(shown) == 1
-    )
+    if str(key) != text:
+        return None
+    return key

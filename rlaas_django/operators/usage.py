@@ -1,9 +1,9 @@
-"""Usage: what is counted under each policy, and the state of Redis. For the admin's pages and the commands."""
+"""Who used what under each policy, and the state of Redis."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -27,13 +27,13 @@ from ..stats import reader, schema
 from ..stats.policies import all_policies, with_decided_rates
 from ..stats.reader import Counts, total
 from ..stats.schema import as_text
-from .identities import IdentityLabel, describe, duration, is_encoded
+from .identities import IdentityLabel, describe, is_encoded
 
 PAGE_SIZE = 50
-SCANS_PER_PAGE = 20  # of SCAN_COUNT keys each: bounds the cost of a page, however many keys there are
+# Bounds of the cost of a page, however many keys there are.
+SCANS_PER_PAGE = 20
 SCAN_COUNT = 1_000
 MAX_WATCHED = 500
-SPANS = ("hour", "day", "week")
 SAMPLE_SIZE = 100  # keys per server whose memory is measured
 
 
@@ -46,6 +46,11 @@ class Row(NamedTuple):
     override: Override | None = None  # the one that applies, maybe of a network
 
     @property
+    def is_used(self) -> bool:
+        """Whether there is anything to show."""
+        return bool(self.outcome.current_count or self.refused_today)
+
+    @property
     def percent(self) -> int:
         """How much of the limit is used."""
         return min(100, 100 * self.outcome.current_count // self.outcome.limit)
@@ -53,22 +58,15 @@ class Row(NamedTuple):
     @property
     def level(self) -> str:
         """How much of the limit is used, in three steps."""
-        return (
-            "full"
-            if self.percent >= 100
-            else "high"
-            if self.percent >= schema.WATCH_PERCENT
-            else "normal"
-        )
-
-    @property
-    def resets_in(self) -> str:
-        """The time until the counter is empty; an empty string if it is."""
-        return duration(self.outcome.reset_after) if self.outcome.current_count else ""
+        if self.percent >= 100:
+            return "full"
+        if self.percent >= schema.WATCH_PERCENT:
+            return "high"
+        return "normal"
 
 
 class PolicyRow(NamedTuple):
-    """What was decided under one policy in a span of time, for the table of policies."""
+    """What was decided under one policy in a span of time."""
 
     policy: Policy
     series: list[Counts]
@@ -76,7 +74,9 @@ class PolicyRow(NamedTuple):
     @property
     def rate(self) -> str:
         """The rate; empty where it depends on the request."""
-        return str(self.policy.rate) if isinstance(self.policy.rate, Rate) else ""
+        if not isinstance(self.policy.rate, Rate):
+            return ""
+        return str(self.policy.rate)
 
     @property
     def counts(self) -> Counts:
@@ -85,135 +85,152 @@ class PolicyRow(NamedTuple):
 
     @property
     def share(self) -> float:
-        """How many percent of the requests this policy refused, or would have as a shadow policy."""
+        """The percentage that it refused, or would have as a shadow policy."""
         counts = self.counts
         return 100 * (counts.refused + counts.over) / (counts.total or 1)
 
 
 def policies() -> dict[str, Policy]:
-    """Return every policy by name, with those of all views; the rate may be a function."""
-    with suppress(
-        Exception
-    ):  # the URLs import the views; Django's own checks tell what is wrong with them
+    """Return every policy by name, also those of views; the rate may be a function."""
+    # The URLs import the views; Django's own checks report what is wrong with them.
+    with suppress(Exception):
         _ = get_resolver().url_patterns
     return all_policies()
 
 
 def policy_table(span: str) -> list[PolicyRow]:
-    """Return what was decided under each policy in the last hour, day or week, by name; a point is a minute or an hour.
+    """Return what was decided under each policy in the last hour, day or week.
 
-    Two round trips, and at most eight keys per policy.
+    By minute, or of a day or a week by hour: at most eight keys per policy.
     """
-    every, days = policies(), 7 if span == "week" else 1
-    found = (
-        reader.minutes(every, hours=1) if span == "hour" else reader.hours(every, days)
-    )
-    return [PolicyRow(every[name], found[name]) for name in sorted(every)]
+    known = policies()
+    if span == "hour":
+        series = reader.minutes(known, hours=1)
+    elif span == "day":
+        series = reader.hours(known, days=1)
+    else:
+        series = reader.hours(known)
+    return [PolicyRow(known[name], series[name]) for name in sorted(known)]
 
 
 def series(span: str, name: str = schema.SITE) -> list[Counts]:
-    """Return what was decided on the site, or under one policy, in the last hour or day by minute, or week by hour."""
-    if span == "week":
-        return reader.hours([name])[name]
-    return reader.minutes([name], hours=24 if span == "day" else 1)[name]
+    """Return what was decided on the site, or under a policy, in a span of time.
+
+    The last hour or day by minute, or the last week by hour.
+    """
+    if span == "hour":
+        return reader.minutes([name], hours=1)[name]
+    if span == "day":
+        return reader.minutes([name])[name]
+    return reader.hours([name])[name]
 
 
 def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
     """Return the usage for pairs of policy name and encoded identity.
 
-    Unknown policies are left out, and identities whose rate is not fixed and not known.
+    Unknown policies are left out, and identities whose rate is not known.
     """
-    every = policies()
-    wanted = with_decided_rates(
-        (every[name], identity) for name, identity in pairs if name in every
+    known = policies()
+    return _rows((known[name], identity) for name, identity in pairs if name in known)
+
+
+def identity_rows(*identities: EncodedIdentity, policy: str | None = None) -> list[Row]:
+    """Return the usage of identities under every policy that limits their kind.
+
+    With `policy`, under the policy of this name only.
+    """
+    known = policies().values()
+    return _rows(
+        (limiting, identity)
+        for identity in identities
+        for limiting in known
+        if policy in (None, limiting.name) and _limits(limiting, identity)
     )
-    outcomes = limiter.peek_each(wanted)
+
+
+def _rows(pairs: Iterable[tuple[Policy, str]]) -> list[Row]:
+    decided = with_decided_rates(pairs)
+    outcomes = limiter.peek_each(decided)
+    names = [(policy.name, identity) for policy, identity in decided]
+    refused_today = reader.refused_today(names)
     labels = describe({outcome.identity for outcome in outcomes})
-    refused = reader.refused_today(
-        (policy.name, identity) for policy, identity in wanted
-    )
-    overrides = Override.objects.active().matching(labels)
-    found = []
+    active = Override.objects.active().matching(labels)
+
+    table = []
     for outcome in outcomes:
-        identity, name = outcome.identity, outcome.policy.name
+        identity = outcome.identity
+        name = outcome.policy.name
         override = in_force(
-            each for each in overrides[identity] if each.policy in ("", name)
+            override for override in active[identity] if override.policy in ("", name)
         )
-        found.append(
-            Row(outcome, labels[identity], refused.get((name, identity), 0), override)
-        )
-    return found
+        refused = refused_today.get((name, identity), 0)
+        table.append(Row(outcome, labels[identity], refused, override))
+    return table
 
 
-def identity_rows(*identities: EncodedIdentity) -> list[Row]:
-    """Return the usage of identities under every policy that limits their kind, in one round trip."""
-    every = policies().items()
-    # Requests without the kind of identity that a policy limits are limited by IP address.
-    kinds = {
-        name: ("ip", "user" if policy.key == "user_or_ip" else key_kind(policy.key))
-        for name, policy in every
-    }
-    return rows(
-        (name, each)
-        for each in identities
-        for name, _ in every
-        if decode(each)[0] in kinds[name]
-    )
+def _limits(policy: Policy, identity: str) -> bool:
+    """Return whether a policy limits this kind of identity.
+
+    Requests without the kind that it counts are limited by their IP address.
+    """
+    kind = key_kind(policy.key)
+    if kind == "user_or_ip":
+        kind = "user"
+    return decode(identity)[0] in ("ip", kind)
 
 
 def watch_list(policy: str | None = None) -> list[Row]:
-    """Return the identities that were refused or came near a limit and still have usage, the highest first."""
-    found = rows(
-        [
-            (name, identity)
-            for name, identity, _ in reader.watched(policy, limit=MAX_WATCHED)
-        ]
-    )
-    return sorted(
-        (row for row in found if row.outcome.current_count or row.refused_today),
-        key=lambda row: (-row.percent, -row.refused_today),
-    )
+    """Return identities that came near a limit and have usage, the highest first."""
+    watched = reader.watched(policy, limit=MAX_WATCHED)
+    table = rows((name, identity) for name, identity, _ in watched)
+    used = [row for row in table if row.is_used]
+    return sorted(used, key=lambda row: (-row.percent, -row.refused_today))
 
 
 def active(cursor: int, policy: str | None = None) -> tuple[list[Row], int, int]:
-    """Return a page of all active counters, by SCAN; the cursor of the next, 0 at the end; and the keys scanned."""
-    pattern = (
-        f"{COUNTER_PREFIX}{policy}/*"
-        if policy and policy != DEFAULT
-        else f"{COUNTER_PREFIX}*"
-    )
-    found: dict[tuple[str, str], None] = {}
-    scanned, count = 0, 2 * PAGE_SIZE
+    """Return a page of all active counters, by SCAN.
+
+    With the cursor of the next page, 0 at the end, and the number of keys scanned.
+    """
+    pattern = f"{COUNTER_PREFIX}*"
+    if policy and policy != DEFAULT:
+        pattern = f"{COUNTER_PREFIX}{policy}/*"
+
+    pairs: dict[tuple[str, str], None] = {}
+    scanned = 0
+    count = 2 * PAGE_SIZE
     while scanned < SCANS_PER_PAGE * SCAN_COUNT:
         count = min(SCAN_COUNT, count)
         cursor, keys = backend.scan_page(cursor, pattern, count)
-        scanned, count = (
-            scanned + count,
-            2 * count,
-        )  # scan more at once where few keys match
-        for pair in map(parse_counter_key, keys):
-            if pair and is_encoded(pair[1]) and (policy is None or pair[0] == policy):
-                found[pair] = None
-        if cursor == 0 or len(found) >= PAGE_SIZE:
+        scanned += count
+        count *= 2  # few keys match, so scan more at once
+        pairs.update(dict.fromkeys(_counted(keys, policy)))
+        if cursor == 0 or len(pairs) >= PAGE_SIZE:
             break
-    return rows(found), cursor, scanned
+    return rows(pairs), cursor, scanned
 
 
-def open_breakers() -> list[dict[str, str]]:
+def _counted(
+    keys: Iterable[str], policy: str | None
+) -> Iterator[tuple[str, EncodedIdentity]]:
+    """Yield the policy names and identities of counters, maybe of one policy."""
+    for key in keys:
+        pair = parse_counter_key(key)
+        if pair is None:
+            continue
+        name, identity = pair
+        if is_encoded(identity) and policy in (None, name):
+            yield pair
+
+
+def unavailable_servers() -> list[backend.Server]:
     """Return the servers whose circuit breaker is open in this process."""
-    return [
-        {
-            "name": server.name,
-            "unavailable_for": duration(server.breaker.open_for),
-            "next_probe": duration(server.breaker.next_probe_in),
-        }
-        for server in backend.topology().servers()
-        if server.breaker.error is not None
-    ]
+    servers = backend.topology().servers()
+    return [server for server in servers if server.breaker.error is not None]
 
 
 def ping() -> float:
-    """Return the mean latency of the servers in ms; raise UnavailableError if one is unavailable."""
+    """Return the mean latency of the servers in ms, or raise UnavailableError."""
     servers = backend.servers()
     started = time.perf_counter()
     for server in servers:
@@ -224,62 +241,72 @@ def ping() -> float:
 def server_state() -> SimpleNamespace:
     """Return the state of Redis; of a Cluster, the servers added up."""
     servers = backend.servers()
-    commands = [("DBSIZE",), ("SCRIPT", "EXISTS", *(script.sha for script in SCRIPTS))]
-    replies = [backend.run_commands(commands, server) for server in servers]
     infos = [backend.server_info(server) for server in servers]
-    version = infos[0].get("valkey_version") or infos[0].get("redis_version", "?")
-    keys = sum(size for size, _ in replies)
+    info = infos[0]
+    version = info.get("valkey_version") or info.get("redis_version", "?")
+    eviction_policies = {backend.eviction_policy(info) for info in infos}
+    sizes = [backend.run_commands([("DBSIZE",)], server)[0] for server in servers]
     return SimpleNamespace(
         latency_ms=ping(),
-        version=f"{infos[0].get('server_name', 'redis')} {version}",
-        eviction_policies=sorted(
-            {policy for info in infos if (policy := backend.eviction_policy(info))}
-        ),
+        version=f"{info.get('server_name', 'redis')} {version}",
+        eviction_policies=sorted(filter(None, eviction_policies)),
         used_memory=sum(int(info.get("used_memory", 0)) for info in infos),
-        keys=keys,
-        rate_limit_memory=_rate_limit_memory(keys),
-        # The version of each script, and whether it is loaded.
-        scripts=[
-            (script.version, all(loaded[i] for _, loaded in replies))
-            for i, script in enumerate(SCRIPTS)
-        ],
+        keys=sum(sizes),
+        rate_limit_memory=_rate_limit_memory(sum(sizes)),
+        loaded_scripts=_loaded_scripts(servers),
     )
 
 
-def _rate_limit_memory(size: int) -> int | None:
-    """Return the bytes of our keys, or None if the server does not support MEMORY USAGE.
+def _loaded_scripts(servers: Iterable[backend.Server]) -> list[str]:
+    """Return the versions of the scripts that all servers have loaded."""
+    command = ("SCRIPT", "EXISTS", *(script.sha for script in SCRIPTS))
+    loaded = [backend.run_commands([command], server)[0] for server in servers]
+    return [
+        script.version
+        for script, on_each_server in zip(
+            SCRIPTS, zip(*loaded, strict=True), strict=True
+        )
+        if all(on_each_server)
+    ]
 
-    Counters are extrapolated from a sample of keys, statistics from the last full hour and the last full day.
+
+def _rate_limit_memory(keys: int) -> int | None:
+    """Return the bytes of our keys; None if the server lacks MEMORY USAGE.
+
+    Those of the counters are estimated from a sample of all keys.
     """
-    now = int(time.time())
-    statistics: dict[str, int] = {}  # key -> how many like it there are
-    for name in (schema.SITE, *policies()):
-        statistics[schema.minutes_key(name, now // schema.HOUR - 1)] = (
-            schema.MINUTES_TTL // schema.HOUR
-        )
-        statistics[schema.hours_key(name, now // schema.DAY - 1)] = (
-            schema.HOURS_TTL // schema.DAY
-        )
-        statistics[schema.refusals_key(name)] = 1
+    statistics = _statistics_keys()
+    sample: list[str] = []
     try:
-        sample = []
         for server in backend.servers():
-            ((_cursor, keys),) = backend.run_commands(
+            ((_cursor, scanned),) = backend.run_commands(
                 [("SCAN", 0, "COUNT", SAMPLE_SIZE)], server
             )
-            sample += keys
-        counters = [
-            key for key in map(as_text, sample) if key.startswith(COUNTER_PREFIX)
-        ]
+            sample += map(as_text, scanned)
+        counters = [key for key in sample if key.startswith(COUNTER_PREFIX)]
         replies = backend.run_commands(
             [("MEMORY", "USAGE", key) for key in (*counters, *statistics)]
         )
-    except (
-        backend.UnavailableError
-    ):  # the error of a server that does not know MEMORY USAGE, too
+    except backend.UnavailableError:  # also the error about an unknown command
         return None
-    sizes = [int(reply or 0) for reply in replies]
-    estimated = size * sum(sizes[: len(counters)]) // max(1, len(sample))
-    return estimated + sum(
-        a * b for a, b in zip(sizes[len(counters) :], statistics.values(), strict=True)
-    )
+
+    sizes = [size or 0 for size in replies]
+    memory = keys * sum(sizes[: len(counters)]) // max(1, len(sample))
+    for size, number in zip(sizes[len(counters) :], statistics.values(), strict=True):
+        memory += size * number
+    return int(memory)
+
+
+def _statistics_keys() -> dict[str, int]:
+    """Return keys of statistics, each with how many like it there are.
+
+    Of the series, those of the last full hour and of the last full day.
+    """
+    now = time.time()
+    keys = {}
+    for name in (schema.SITE, *policies()):
+        for statistic in (schema.MINUTES, schema.HOURS):
+            last = statistic.key(name, now - statistic.period)
+            keys[last] = statistic.ttl // statistic.period
+        keys[schema.REFUSALS.key(name)] = 1
+    return keys

@@ -1,4 +1,7 @@
-"""The frozen clock, of tests and of replayed logs. Outside of it, every decision uses the Redis server's own clock."""
+"""The frozen clock of tests and replayed logs.
+
+Without it, every decision uses the clock of the Redis server.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,17 @@ frozen: Clock | None = None  # set by `frozen_clock`
 
 @contextmanager
 def frozen_clock(ms: int | None = None) -> Iterator[Clock]:
-    """Every decision inside, in any thread or task, is made at this time; left out: the present.
+    """Make every decision inside, in any thread or task, at this time.
+
+    Left out: the present.
 
     >>> with frozen_clock() as clock:
     ...     check("alice")
     ...     clock.tick(60_000)
     """
     global frozen
-    before, frozen = (
-        frozen,
-        Clock(time.time_ns() // 1_000_000 if ms is None else int(ms)),
-    )
+    before = frozen
+    frozen = Clock(_present_ms() if ms is None else int(ms))
     try:
         yield frozen
     finally:
@@ -46,4 +49,8 @@ def script_time() -> str | int:
 
 def local_time_ms() -> int:
     """Return the time for decisions that are made without Redis."""
-    return time.time_ns() // 1_000_000 if frozen is None else frozen.ms
+    return _present_ms() if frozen is None else frozen.ms
+
+
+def _present_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,7 +1,8 @@
-"""Who observes decisions: the statistics, and integrations with metrics. Each decision is observed once.
+"""Who observes decisions: the statistics, and integrations with metrics.
 
-A request is observed when its outermost limits are left, whatever the number of its checks; `check()` in code is
-observed at once. An observer is called in the thread of the request: it must not block, and must not raise.
+Each decision is observed once: a request when its outermost limits are left, whatever
+the number of its checks, and `check()` in code at once. An observer is called in the
+thread of the request: it must not block, and must not raise.
 """
 
 from __future__ import annotations
@@ -11,72 +12,65 @@ from typing import NamedTuple
 
 from ..core.decision import Decision, Outcome
 
-# Results: of a decision one of the first four, of a policy in it one of all.
-ALLOWED, REFUSED, OVER, DEGRADED, OTHER = (
-    "allowed",
-    "refused",
-    "over",
-    "degraded",
-    "other",
-)
+# Results of a decision, and of a policy in it.
+ALLOWED = "allowed"
+REFUSED = "refused"
+OVER = "over"  # a limit, but not refused
+DEGRADED = "degraded"  # decided without Redis
+OTHER = "other"  # of a policy only: it allows a request that another policy refused
 
-REQUEST, CODE = (
-    "request",
-    "code",
-)  # sources: a view or the middleware; `check()` without a label of the caller's
-MAX_METHOD, MAX_TEXT = (
-    16,
-    300,
-)  # characters of a request's method, and of its path and its user agent
+# Sources.
+REQUEST = "request"  # a view or the middleware
+CODE = "code"  # `check()` without a label of the caller's
+
+MAX_METHOD = 16  # characters of a request's method
+MAX_TEXT = 300  # characters of its path and its user agent
 
 
 class Observation(NamedTuple):
     """A request, or a check in code, and what was decided about it."""
 
     decision: Decision  # of all policies
-    refusal: (
-        Decision | None
-    )  # what the request was refused by: not a shadow policy, nor limits with block=False
+    # What the request was refused by: not a shadow policy, nor limits with block=False.
+    refusal: Decision | None
     source: str
     method: str = ""
     path: str = ""
     address: str = ""  # of the client of a request that exceeded a limit
     user_agent: str = ""  # likewise
-    latencies: tuple[
-        float, ...
-    ] = ()  # seconds per call to Redis; measured only if an observer asks for it
-    is_continued: bool = (
-        False  # the request was observed before, and other limits were checked since
-    )
+    # Seconds per call to Redis; measured only if an observer wants them.
+    latencies: tuple[float, ...] = ()
     is_cached: bool = False  # a refusal was repeated from memory
 
     @property
     def result(self) -> str:
-        """What the client got: refused, over (a limit, but not refused), degraded (decided without Redis), allowed."""
+        """What the client got: REFUSED, OVER, DEGRADED or ALLOWED."""
         return overall(result for _, result in self.results())
 
     def results(self) -> Iterator[tuple[Outcome, str]]:
-        """Yield the result of each policy; `other`: it allows a request that another policy refused."""
-        refusing = (
-            ()
-            if self.refusal is None
-            else [each.policy.name for each in self.refusal.outcomes]
-        )
+        """Yield the result of each policy."""
         for outcome in self.decision.outcomes:
-            if outcome.degraded and (outcome.allowed or outcome.failed_closed):
-                yield outcome, DEGRADED
-            elif outcome.allowed:
-                yield outcome, ALLOWED if self.refusal is None else OTHER
-            elif outcome.policy.shadow or outcome.policy.name not in refusing:
-                yield outcome, OVER
-            else:
-                yield outcome, REFUSED
+            yield outcome, self._result_of(outcome)
+
+    def _result_of(self, outcome: Outcome) -> str:
+        if outcome.degraded and (outcome.allowed or outcome.failed_closed):
+            return DEGRADED
+        if outcome.allowed:
+            return ALLOWED if self.refusal is None else OTHER
+        if outcome.policy.shadow or self.refusal is None:
+            return OVER
+
+        refusing = {refused.policy.name for refused in self.refusal.outcomes}
+        return REFUSED if outcome.policy.name in refusing else OVER
 
 
 def overall(results: Iterable[str]) -> str:
     """Return the result of a decision from the results of its policies."""
     found = {*results}
-    return next((each for each in (REFUSED, DEGRADED, OVER) if each in found), ALLOWED)
+    for result in (REFUSED, DEGRADED, OVER):
+        if result in found:
+            return result
+    return ALLOWED
 
 
 Observer = Callable[[Observation], object]
@@ -91,9 +85,10 @@ _timed: list[Observer] = []  # those that want the latency
 def add(
     observer: Observer, *, latency: bool = False, count: Count | None = None
 ) -> None:
-    """Have an observer called with each observation; with `latency`, calls to Redis are timed for it.
+    """Have an observer called with each observation.
 
-    `count` is a shortcut: while this is the only observer, it gets each allowed decision. An Observation, which takes
+    With `latency`, calls to Redis are timed for it. `count` is a shortcut: while this
+    is the only observer, it gets each allowed decision, and an Observation, which takes
     longer to make, is made only if it returns False.
     """
     observers.setdefault(observer, count)
@@ -103,31 +98,35 @@ def add(
 
 
 def remove(observer: Observer) -> None:
-    """Call the observer no more."""
+    """Stop calling an observer."""
     del observers[observer]
-    _timed[:] = [each for each in _timed if each != observer]
+    _timed[:] = [timed for timed in _timed if timed != observer]
     _update()
 
 
 def _update() -> None:
     global measures_latency, only_count
     measures_latency = bool(_timed)
-    only_count = (
-        next(iter(observers.values())) if len(observers) == 1 and not _timed else None
-    )
+    only_count = None
+    if len(observers) == 1 and not _timed:
+        (only_count,) = observers.values()
 
 
 def observe(decision: Decision, source: str) -> None:
-    """Pass a decision that belongs to no request to the observers; `source` is the label of who asked for it."""
-    if decision.allowed and (count := only_count) and count(decision):
+    """Pass a decision that belongs to no request to the observers.
+
+    `source` is the label of who asked for it.
+    """
+    count = only_count
+    if decision.allowed and count is not None and count(decision):
         return
-    latencies = (
-        (decision.latency,) if measures_latency and decision.latency is not None else ()
-    )
-    refusal = None if decision.allowed else decision
+
+    latencies: tuple[float, ...] = ()
+    if measures_latency and decision.latency is not None:
+        latencies = (decision.latency,)
     observation = Observation(
         decision,
-        refusal,
+        None if decision.allowed else decision,
         source[:MAX_TEXT],
         latencies=latencies,
         is_cached=decision.is_cached,

@@ -9,14 +9,14 @@ _resets: list[Callable[[], object]] = []
 
 
 def on_fork(reset: Callable[[], object]) -> None:
-    """Call `reset` in every process that is forked from this one, and in `rlaas_django.testing.reset()`."""
+    """Call `reset` in every forked process, and in `rlaas_django.testing.reset()`."""
     _resets.append(reset)
 
 
 def reset() -> None:
     """Drop connections, locks, caches and counters of this process."""
-    for each in _resets:
-        each()
+    for function in _resets:
+        function()
 
 
 os.register_at_fork(after_in_child=reset)

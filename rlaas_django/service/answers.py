@@ -1,163 +1,195 @@
-"""HTTP out: decisions and settings as JSON or text. No I/O."""
+"""HTTP out: decisions, problems and settings as JSON or text. No I/O."""
 
 from __future__ import annotations
 
-import json
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from .. import __version__, conf
 from ..backend.scripts import SCRIPTS
 from ..core.callers import Caller
 from ..core.decision import Decision, Outcome
-from ..core.policy import ALGORITHMS, Policy, Rate
-from ..http import responses
+from ..core.policy import ALGORITHMS, Policy, Rate, nearest
+from ..http.headers import add_headers, add_refusal_headers, whole_seconds
+from ..http.refusals import (
+    PLAIN_TEXT,
+    PROBLEM_JSON,
+    preferred_type,
+    suppress_log,
+)
 from . import receipts
-from .problems import ProblemError
+
+Json = dict[str, Any]
 
 # The texts of the service that the source documents describe.
 ALLOWED = "User is allowed"
 NOT_ALLOWED = "User is not allowed"
+MAX_ECHO = 100  # characters of a client's text in a message
 
 
-def json_response(content: Any, status: int = 200) -> HttpResponse:
-    return HttpResponse(
-        json.dumps(content, separators=(",", ":")),
-        content_type="application/json",
-        status=status,
-    )
+@dataclass(eq=False)
+class ProblemError(Exception):
+    """A request that is answered by a problem; nothing was charged for it."""
+
+    detail: str
+    status: int = 400
+    headers: dict[str, str] | None = None
+    decision: Decision | None = None  # whose figures go with the problem
+
+    def members(self) -> Json:
+        """Return the members of the JSON object."""
+        return {
+            "type": "about:blank",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": self.detail,
+        }
+
+
+def fails_closed(decision: Decision) -> ProblemError:
+    """Return the problem of a decision that was refused without Redis."""
+    detail = f"Redis is unavailable, and policy {decision.policy.name!r} fails closed."
+    return ProblemError(detail, 503, decision=decision)
+
+
+def unknown(kind: str, word: object, known: Iterable[str]) -> str:
+    """Return the message about an unknown word, with the nearest known one."""
+    text = str(word)[:MAX_ECHO]
+    return f"There is no {kind} {text!r}{nearest(text, known)}"
 
 
 def decision_response(
-    decision: Decision, caller: Caller, *, as_text: bool
+    request: HttpRequest, decision: Decision, caller: Caller, *, as_text: bool
 ) -> HttpResponse:
-    """Return the response to a check: 200, 429, or 503 where a policy fails closed."""
+    """Return the response to a check: 200 or 429."""
     if decision.unavailable:
-        response = unavailable(
-            f"Redis is unavailable, and policy {decision.policy.name!r} fails closed."
-        ).response()
-    elif as_text:
-        text = ALLOWED if decision.allowed else NOT_ALLOWED + _try_after(decision)
-        response = HttpResponse(
-            text, content_type="text/plain; charset=utf-8", status=_status(decision)
-        )
+        raise fails_closed(decision)
+
+    status = 200 if decision.allowed else 429
+    if as_text:
+        text = _decision_text(decision)
+        response = HttpResponse(text, PLAIN_TEXT, status)
     else:
-        response = json_response(decision_json(decision, caller), _status(decision))
+        response = JsonResponse(decision_json(decision, caller), status=status)
+
+    # A refusal is a result here, not an error for Django to log.
+    suppress_log(request, response)
     return with_headers(response, decision)
+
+
+def problem_response(problem: ProblemError) -> HttpResponse:
+    """Return the response to a request that is in error."""
+    response = JsonResponse(
+        problem.members(),
+        content_type=PROBLEM_JSON,
+        status=problem.status,
+        headers=problem.headers,
+    )
+    if problem.decision is None:
+        return response
+    return with_headers(response, problem.decision)
 
 
 def with_headers(response: HttpResponse, decision: Decision) -> HttpResponse:
     """Add the figures of a decision, and what goes with a refusal."""
-    responses.add_headers(response.headers, decision)
+    add_headers(response.headers, decision)
     if not decision.allowed:
-        responses.add_refusal_headers(response, decision)
+        add_refusal_headers(response, decision)
     return response
 
 
 def decision_json(
-    decision: Decision, caller: Caller | None = None, *, in_batch: bool = False
-) -> dict[str, Any]:
-    """Return a decision; with its receipt for a caller that may refund. A batch lists policies only if several."""
-    answer = {
-        "allowed": decision.allowed,
-        "policy": decision.policy.name,
-        **_figures(decision),
-    }
-    answer["degraded"] = decision.degraded
+    decision: Decision, caller: Caller, *, in_batch: bool = False
+) -> Json:
+    """Return a decision, with its receipt for a caller that may refund.
+
+    In a batch, policies are listed only where there are several.
+    """
+    answer = _figures(decision)
     if not in_batch or len(decision.outcomes) > 1:
-        answer["outcomes"] = [_outcome_json(outcome) for outcome in decision.outcomes]
-    if (
-        caller is not None
-        and "refund" in caller.verbs
-        and (receipt := receipts.write(decision)) is not None
-    ):
-        answer["receipt"] = receipt
+        answer["outcomes"] = [
+            {**_figures(outcome), "shadow": outcome.policy.shadow}
+            for outcome in decision.outcomes
+        ]
+
+    if "refund" in caller.verbs:
+        receipt = receipts.write(decision)
+        if receipt is not None:
+            answer["receipt"] = receipt
+
     return answer
 
 
 def wants_text(request: HttpRequest) -> bool:
-    """Return whether a check by GET is answered by text, as the original service answers every check."""
+    """Return whether a check by GET is answered by text, as in the original service."""
     form = request.GET.get("format")
-    if form not in (None, "json", "text"):
-        raise ProblemError(400, "The format should be 'json' or 'text'.")
     if form is None:
-        return (
-            responses.preferred_type(request, ("text/plain", "application/json"))
-            != "application/json"
-        )
+        offered = ("text/plain", "application/json")
+        return preferred_type(request, offered) != "application/json"
+
+    if form not in ("json", "text"):
+        raise ProblemError("The format should be 'json' or 'text'.")
     return form == "text"
 
 
-def unavailable(detail: str) -> ProblemError:
-    return ProblemError(503, detail, {"Retry-After": "1"})
+def policy_json(policy: Policy) -> Json:
+    """Return the settings of a policy."""
+    answer = {
+        "name": policy.name,
+        "limit": None,  # a function of the request, where it is not fixed
+        "window": None,
+        "key": policy.key if isinstance(policy.key, str) else "key",
+        "algorithm": policy.algo or conf.config().algo,
+        "burst": policy.burst,
+        "onFailure": policy.on_failure,
+        "shadow": policy.shadow,
+    }
+    if isinstance(policy.rate, Rate):
+        answer["limit"] = policy.capacity
+        answer["window"] = policy.window
+    return answer
 
 
-def policies_json(caller: Caller) -> dict[str, Any]:
-    """Return the policies that a caller may use."""
-    config = conf.config()
-    usable = [
-        policy for policy in config.policies.values() if caller.may_use(policy.name)
-    ]
-    return {"policies": [_policy_json(policy, config.algo) for policy in usable]}
-
-
-def info_json() -> dict[str, Any]:
+def info_json() -> Json:
     """Return what runs here."""
     scripts = [
-        {"name": each.name, "version": each.version, "sha1": each.sha}
-        for each in SCRIPTS
+        {"name": script.name, "version": script.version, "sha1": script.sha}
+        for script in SCRIPTS
     ]
-    named = {"name": "rlaas_django", "version": __version__}
     return {
-        **named,
+        "name": "rlaas_django",
+        "version": __version__,
         "defaultAlgorithm": conf.config().algo,
         "algorithms": [*ALGORITHMS],
         "scripts": scripts,
     }
 
 
-def _status(decision: Decision) -> int:
-    return 200 if decision.allowed else 429
+def _decision_text(decision: Decision) -> str:
+    if decision.allowed:
+        return ALLOWED
+    if decision.retry_after == math.inf:  # the cost can never fit
+        return f"{NOT_ALLOWED}."
+    seconds = whole_seconds(decision.retry_after)
+    return f"{NOT_ALLOWED}...Try after {seconds} seconds."
 
 
-def _try_after(decision: Decision) -> str:
-    if decision.retry_after == math.inf:
-        return "."  # its cost can never fit
-    return f"...Try after {responses.whole_seconds(decision.retry_after)} seconds."
-
-
-def _figures(result: Decision | Outcome) -> dict[str, Any]:
+def _figures(result: Decision | Outcome) -> Json:
+    """Return what a decision and the outcome of a policy have in common."""
+    is_possible = result.retry_after != math.inf
     return {
+        "allowed": result.allowed,
+        "policy": result.policy.name,
         "limit": result.limit,
         "currentCount": result.current_count,
         "remaining": result.remaining,
-        "retryAfter": None if result.retry_after == math.inf else result.retry_after,
+        "retryAfter": result.retry_after if is_possible else None,
         "resetAfter": result.reset_after,
         "ttl": result.ttl,
-    }
-
-
-def _outcome_json(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "policy": outcome.policy.name,
-        "allowed": outcome.allowed,
-        **_figures(outcome),
-        "shadow": outcome.policy.shadow,
-        "degraded": outcome.degraded,
-    }
-
-
-def _policy_json(policy: Policy, default_algo: str) -> dict[str, Any]:
-    fixed = isinstance(policy.rate, Rate)
-    return {
-        "name": policy.name,
-        "limit": policy.capacity if fixed else None,  # None: a function of the request
-        "window": policy.window if fixed else None,
-        "key": policy.key if isinstance(policy.key, str) else "key",
-        "algorithm": policy.algo or default_algo,
-        "burst": policy.burst,
-        "onFailure": policy.on_failure,
-        "shadow": policy.shadow,
+        "degraded": result.degraded,
     }

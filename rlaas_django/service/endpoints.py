@@ -1,250 +1,259 @@
-"""The endpoints: what each asks of the limiter, and how it answers. No I/O; the views do it."""
+"""The endpoints: what each reads, calls and responds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.apps import apps
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils.module_loading import import_string
 
 from .. import backend, conf, limiter
 from ..core.callers import Caller
-from ..core.decision import Decision
 from ..core.keys import EncodedIdentity
-from ..http import responses
-from ..http.identity import RequestIdentity
-from ..limiter.policy_set import Check
+from ..http.identity import read_name
+from ..http.proxies import client_address
+from ..http.site_functions import in_thread
+from ..limiter.policy_set import Check, CompiledPolicySet
 from ..runtime.observers import observe
-from . import answers, receipts
-from .answers import decision_json, decision_response, json_response, with_headers
+from . import receipts
+from .answers import (
+    ProblemError,
+    decision_json,
+    decision_response,
+    fails_closed,
+    info_json,
+    policy_json,
+    wants_text,
+    with_headers,
+)
+from .calls import Call
 from .parsing import (
     FIELDS,
     Subject,
+    compile_names,
     parse_subject,
-    read_json,
+    read_object,
     read_subject,
-    require_fields,
     require_policy,
-    subject_of,
 )
-from .problems import ProblemError
 
 MAX_BATCH = 1_000
-METRICS = (
-    "rlaas_django.integrations.prometheus"  # not imported where it is not installed
-)
+# Not imported where it is not installed.
+METRICS = "rlaas_django.integrations.prometheus"
 
 
-class Operation(NamedTuple):
-    """A call of the limiter, as a sync and as an async function, and what makes the response of its result."""
+async def check(request: HttpRequest, caller: Caller, call: Call) -> HttpResponse:
+    """Decide, and charge when allowed.
 
-    call: Callable[[], Any]
-    acall: Callable[[], Awaitable[Any]]
-    respond: Callable[[Any], HttpResponse]
-
-
-def check(request: HttpRequest, caller: Caller) -> Operation:
-    """Decide, and charge when allowed."""
-    as_text = request.method != "POST" and answers.wants_text(request)
+    GET check?userId=alice&policy=search, or POST {"userId": "alice"}.
+    """
+    as_text = request.method != "POST" and wants_text(request)
     subject = read_subject(request, caller)
 
-    def respond(decision: Decision) -> HttpResponse:
-        response = decision_response(decision, caller, as_text=as_text)
-        response.headers["Vary"] = "Accept"
-        responses.suppress_log(
-            request, response
-        )  # a refusal is a result here, not an error that Django logs
-        return response
+    decision = await _check(subject, caller, call)
 
-    return _check(subject, caller, respond)
+    response = decision_response(request, decision, caller, as_text=as_text)
+    response.headers["Vary"] = "Accept"
+    return response
 
 
-def check_batch(request: HttpRequest, caller: Caller) -> Operation:
-    """Decide independent checks in one round trip; a bad one is an error in its place."""
-    body = read_json(request)
-    require_fields(body, ("checks",))
-    items = body.get("checks")
+async def check_batch(request: HttpRequest, caller: Caller, call: Call) -> HttpResponse:
+    """Decide independent checks in one round trip.
+
+    One that is not valid is an error in its place. POST {"checks": [...]}.
+    """
+    items = read_object(request, ["checks"]).get("checks")
     if not isinstance(items, list) or len(items) > MAX_BATCH:
-        raise ProblemError(
-            400, f'"checks" should be a list of at most {MAX_BATCH:,} checks.'
-        )
-    planned: list[Check | ProblemError] = []
-    for item in items:
-        try:
-            planned.append(parse_subject(item, caller).plan())
-        except ProblemError as problem:
-            planned.append(problem)
-    checks = [each for each in planned if isinstance(each, Check)]
+        detail = f'"checks" should be a list of at most {MAX_BATCH:,} checks.'
+        raise ProblemError(detail)
 
-    def respond(decisions: list[Decision]) -> HttpResponse:
-        results, decided, is_enabled = [], iter(decisions), conf.config().enabled
-        for each in planned:
-            if isinstance(each, ProblemError):
-                results.append({"error": each.members()})
-                continue
-            decision = next(decided)
-            if is_enabled:
-                observe(decision, caller.source)
-            results.append(decision_json(decision, caller, in_batch=True))
-        return json_response({"results": results})
+    plans = [_plan_or_problem(item, caller) for item in items]
+    checks = [plan for plan in plans if isinstance(plan, Check)]
+    decisions = await call(limiter.check_each, limiter.acheck_each, checks)
 
-    return Operation(
-        partial(limiter.check_each, checks),
-        partial(limiter.acheck_each, checks),
-        respond,
-    )
+    remaining = iter(decisions)
+    results = []
+    for plan in plans:
+        if isinstance(plan, ProblemError):
+            results.append({"error": plan.members()})
+            continue
+
+        decision = next(remaining)
+        if conf.config().enabled:
+            observe(decision, caller.source)
+        results.append(decision_json(decision, caller, in_batch=True))
+
+    return JsonResponse({"results": results})
 
 
-def usage(request: HttpRequest, caller: Caller) -> Operation:
-    """Decide without charging."""
-    subject = read_subject(request, caller)
+async def usage(request: HttpRequest, caller: Caller, call: Call) -> HttpResponse:
+    """Decide without charging.
 
-    def respond(decision: Decision) -> HttpResponse:
-        if decision.unavailable:
-            return decision_response(decision, caller, as_text=False)
-        return with_headers(json_response(decision_json(decision)), decision)
+    GET usage?userId=alice&policy=search, or POST {"userId": "alice"}.
+    """
+    identity, policy_set, cost = read_subject(request, caller)
 
-    arguments: Any = subject.identity, subject.policy_set
-    peek, apeek = partial(limiter.peek, *arguments), partial(limiter.apeek, *arguments)
-    return Operation(
-        partial(peek, cost=subject.cost), partial(apeek, cost=subject.cost), respond
-    )
+    decision = await call(limiter.peek, limiter.apeek, identity, policy_set, cost=cost)
+    if decision.unavailable:
+        raise fails_closed(decision)
+
+    response = JsonResponse(decision_json(decision, caller))
+    return with_headers(response, decision)
 
 
-def refund(request: HttpRequest, caller: Caller) -> Operation:
-    """Refund the receipt of a check, once."""
-    body = read_json(request)
-    require_fields(body, ("receipt",))
+async def refund(request: HttpRequest, caller: Caller, call: Call) -> HttpResponse:
+    """Refund the receipt of a check, once.
+
+    POST {"receipt": "..."}.
+    """
+    body = read_object(request, ["receipt"])
     try:
-        receipt = (
-            receipts.read(body["receipt"])
-            if isinstance(body.get("receipt"), str)
-            else None
-        )
+        receipt = receipts.read(body.get("receipt"))
     except ValueError as error:
-        raise ProblemError(400, str(error)) from None
-    if receipt is None:
-        raise ProblemError(400, '"receipt" should be the receipt of a check.')
+        raise ProblemError(str(error)) from None
+
     for policy in receipt.policies:
         require_policy(policy, caller)
-    calls = partial(receipts.refund, receipt), partial(receipts.arefund, receipt)
-    return Operation(*calls, lambda refunded: json_response({"refunded": refunded}))
+
+    refunded = await call(receipts.refund, receipts.arefund, receipt)
+    return JsonResponse({"refunded": refunded})
 
 
-def reset(request: HttpRequest, caller: Caller) -> Operation:
-    """Delete what an identity used."""
-    subject = read_subject(
-        request, caller, [field for field in FIELDS if field != "cost"]
+async def reset(request: HttpRequest, caller: Caller, call: Call) -> HttpResponse:
+    """Delete what an identity used.
+
+    POST {"userId": "alice", "policy": "search"}.
+    """
+    fields = [field for field in FIELDS if field != "cost"]
+    identity, policy_set, _ = read_subject(request, caller, fields)
+    policies = policy_set.policies
+
+    deleted = await call(limiter.reset, limiter.areset, identity, policies)
+    return JsonResponse({"deleted": deleted})
+
+
+async def policies(_: HttpRequest, caller: Caller, __: Call) -> HttpResponse:
+    """Return the policies that a caller may use."""
+    known = conf.config().policies.values()
+
+    usable = [policy for policy in known if caller.may_use(policy.name)]
+    return JsonResponse({"policies": [policy_json(policy) for policy in usable]})
+
+
+async def info(*_: Any) -> HttpResponse:
+    """Return what runs here."""
+    return JsonResponse(info_json())
+
+
+async def openapi(request: HttpRequest, *_: Any) -> HttpResponse:
+    """Return the description of the service, at its own path."""
+    server = {"url": request.path.removesuffix("/openapi.json")}
+    return JsonResponse({**_openapi(), "servers": [server]})
+
+
+async def metrics(_: HttpRequest, __: Caller, call: Call) -> HttpResponse:
+    """Return the metrics as Prometheus reads them."""
+    if not apps.is_installed(METRICS):
+        detail = f"There are no metrics: add '{METRICS}.Metrics' to INSTALLED_APPS."
+        raise ProblemError(detail, 404)
+
+    exposition = import_string(f"{METRICS}.exposition")
+
+    text, content_type = await call(exposition, in_thread(exposition))
+    return HttpResponse(text, content_type)
+
+
+async def health(_: HttpRequest, __: Caller, call: Call) -> HttpResponse:
+    """Return whether Redis decides, for load balancers.
+
+    Without addresses, as anybody may call this.
+    """
+    identity = EncodedIdentity("health")
+    decision = await call(limiter.peek, limiter.apeek, identity)
+
+    servers = backend.topology().servers()
+    failing = sum(server.breaker.error is not None for server in servers)
+    if failing:
+        reason = f"{failing} of {len(servers)} Redis servers are unavailable."
+    elif decision.degraded:
+        reason = "Redis is unavailable."
+    else:
+        return JsonResponse({"status": "UP", "reasons": []})
+
+    return JsonResponse({"status": "DOWN", "reasons": [reason]}, status=503)
+
+
+async def forward_auth(
+    request: HttpRequest,
+    caller: Caller,
+    call: Call,
+    policies: str = "default",
+    path: str | None = None,
+) -> HttpResponse:
+    """Decide a request of a reverse proxy's client: 204 or 429, with headers.
+
+    The path names the policies: auth/search,login. Envoy appends that of the original
+    request, and takes only a 200 for allowed.
+    """
+    policy_set = compile_names(policies.split(","), caller)
+    subject = Subject(_proxied_identity(request, policy_set), policy_set)
+    subject.plan()  # raises what is wrong with it
+
+    decision = await _check(subject, caller, call)
+
+    if not decision.allowed:
+        return decision_response(request, decision, caller, as_text=True)
+
+    status = 204 if path is None else 200
+    return with_headers(HttpResponse(status=status), decision)
+
+
+async def _check(subject: Subject, caller: Caller, call: Call) -> Any:
+    """Return the decision about a subject."""
+    identity, policy_set, cost = subject
+    return await call(
+        limiter.check,
+        limiter.acheck,
+        identity,
+        policy_set,
+        cost=cost,
+        source=caller.source,
     )
-    arguments: Any = subject.identity, subject.policy_set.policies
-    calls = partial(limiter.reset, *arguments), partial(limiter.areset, *arguments)
-    return Operation(*calls, lambda deleted: json_response({"deleted": deleted}))
 
 
-def policies(_: HttpRequest, caller: Caller) -> HttpResponse:
-    return json_response(answers.policies_json(caller))
-
-
-def info(*_: Any) -> HttpResponse:
-    return json_response(answers.info_json())
-
-
-def openapi(request: HttpRequest, _: Caller) -> HttpResponse:
-    return json_response(
-        {**_openapi(), "servers": [{"url": request.path.removesuffix("/openapi.json")}]}
-    )
+def _plan_or_problem(item: Any, caller: Caller) -> Check | ProblemError:
+    """Return the check of an item of a batch, or what is wrong with the item."""
+    try:
+        return parse_subject(item, caller).plan()
+    except ProblemError as problem:
+        return problem
 
 
 @cache
-def _openapi() -> dict[str, Any]:
-    return json.loads(files(__package__).joinpath("openapi.json").read_bytes())  # type: ignore[no-any-return]
+def _openapi() -> Any:
+    document = files(__package__).joinpath("openapi.json")
+    return json.loads(document.read_bytes())
 
 
-def metrics(*_: Any) -> Operation:
-    """Return the metrics as Prometheus reads them."""
-    if not apps.is_installed(METRICS):
-        raise ProblemError(
-            404, f"There are no metrics: add '{METRICS}.Metrics' to INSTALLED_APPS."
-        )
-    exposition = import_string(f"{METRICS}.exposition")
+def _proxied_identity(
+    request: HttpRequest, policy_set: CompiledPolicySet
+) -> dict[Any, Any]:
+    """Return whom a reverse proxy names in the headers of its own request.
 
-    def respond(metrics: tuple[bytes, str]) -> HttpResponse:
-        return HttpResponse(metrics[0], content_type=metrics[1])
-
-    return Operation(exposition, responses.in_thread(exposition), respond)
-
-
-def health(*_: Any) -> Operation:
-    """Say whether Redis decides, for a load balancer; without addresses, as anybody may ask."""
-    identity = EncodedIdentity("health")
-
-    def respond(decision: Decision) -> HttpResponse:
-        servers = backend.topology().servers()
-        failing = sum(server.breaker.error is not None for server in servers)
-        reasons = ["Redis is unavailable."] if decision.degraded and not failing else []
-        if failing:
-            reasons = [f"{failing} of {len(servers)} Redis servers are unavailable."]
-        return json_response(
-            {"status": "DOWN" if reasons else "UP", "reasons": reasons},
-            503 if reasons else 200,
-        )
-
-    return Operation(
-        partial(limiter.peek, identity), partial(limiter.apeek, identity), respond
-    )
-
-
-class ProxyIdentity(RequestIdentity):
-    """Whom a reverse proxy names in the headers X-RLaaS-User, X-RLaaS-IP and X-RLaaS-Token of its own request.
-
-    Not the request's own user and credential, which are the proxy's.
+    The request's own user, address and credential are the proxy's.
     """
+    identity: dict[Any, Any] = {
+        kind: request.headers.get(f"X-RLaaS-{kind}") for kind in ("user", "ip", "token")
+    }
+    if not identity["ip"] and conf.config().proxies:
+        identity["ip"] = client_address(request)
 
-    def get(self, key: Any, default: Any = None) -> Any:
-        if key in ("user", "ip", "token"):
-            named = self.request.headers.get(f"X-RLaaS-{key}") or None
-            return (
-                super().get(key)
-                if named is None and key == "ip" and conf.config().proxies
-                else named
-            )
-        return super().get(key, default)
+    for policy in policy_set.policies:
+        if policy.key not in identity:
+            identity[policy.key] = read_name(request, policy.key)
 
-
-def forward_auth(
-    request: HttpRequest,
-    caller: Caller,
-    policies: str = "default",
-    path: str | None = None,
-) -> Operation:
-    """Decide a request that a reverse proxy asks about: 204 or 429, with headers and without a body.
-
-    Envoy appends the path of the original request, and takes only a 200 for allowed.
-    """
-    subject = subject_of(ProxyIdentity(request), policies.split(","), caller)
-
-    def respond(decision: Decision) -> HttpResponse:
-        if not decision.allowed:
-            response = decision_response(decision, caller, as_text=True)
-            responses.suppress_log(request, response)
-            return response
-        return with_headers(HttpResponse(status=204 if path is None else 200), decision)
-
-    return _check(subject, caller, respond)
-
-
-def _check(
-    subject: Subject, caller: Caller, respond: Callable[[Decision], HttpResponse]
-) -> Operation:
-    arguments: Any = subject.identity, subject.policy_set
-    options: Any = {"cost": subject.cost, "source": caller.source}
-    return Operation(
-        partial(limiter.check, *arguments, **options),
-        partial(limiter.acheck, *arguments, **options),
-        respond,
-    )
+    return identity

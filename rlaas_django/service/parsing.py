@@ -1,4 +1,4 @@
-"""HTTP in: from a query or a JSON body to what is asked of the limiter. No I/O."""
+"""HTTP in: from a query or a JSON body to what the limiter checks. No I/O."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from ..core.callers import Caller
 from ..core.keys import Identity
 from ..core.policy import DEFAULT, PolicyError
 from ..limiter.policy_set import Check, CompiledPolicySet, compile_policies, plan
-from .problems import MAX_ECHO, ProblemError, unknown
+from .answers import MAX_ECHO, Json, ProblemError, unknown
 
 MAX_BODY = 1_000_000  # bytes
+TOO_LARGE = f"The body has more than {MAX_BODY:,} bytes."
+WHO = (
+    'Name who is checked: give a "userId", or an identity of the kind that is counted '
+    "({})."
+)
 QUERY = ("userId", "ip", "policy", "cost")
 FIELDS = ("userId", "identity", "policy", "policies", "cost")
-_TOO_LARGE = f"The body has more than {MAX_BODY:,} bytes."
+
 _is_kind = re.compile(r"user|ip|token|key|(header|get|post):.+", re.DOTALL).fullmatch
-_A_NAME = "text of at least one character, or a whole number"
 
 
 class Subject(NamedTuple):
@@ -35,182 +39,178 @@ class Subject(NamedTuple):
 
     def plan(self) -> Check:
         """Return the check; ProblemError when the policies cannot decide it."""
+        policy_set = self.policy_set
         try:
-            return plan(self.identity, self.policy_set, self.cost)
+            policy_set.check_cost(self.cost)
         except ValueError as error:
-            raise ProblemError(400, self._reason(error)) from None
+            raise ProblemError(str(error)) from None
 
-    def _reason(self, error: ValueError) -> str:
         try:
-            self.policy_set.check_cost(self.cost)
+            return plan(self.identity, policy_set, self.cost)
         except ValueError:
-            return str(error)
-        # Not its text: it has the identity, which may be a credential.
-        keys = sorted(
-            {
-                str(policy.key)
-                for policy in self.policy_set.policies
-                if not callable(policy.key)
-            }
-        )
-        return f'Name who is checked: give a "userId", or an identity of the kind that is counted ({", ".join(keys)}).'
+            # Not its text, which has the identity: that may be a credential.
+            keys = {policy.key for policy in policy_set.policies}
+            kinds = sorted(key for key in keys if isinstance(key, str))
+            raise ProblemError(WHO.format(", ".join(kinds))) from None
 
 
 def read_subject(
     request: HttpRequest, caller: Caller, fields: Collection[str] = FIELDS
 ) -> Subject:
     """Return what a request names: in its query (GET), or in its JSON body."""
-    source = read_json(request) if request.method == "POST" else _read_query(request)
-    subject = parse_subject(source, caller, fields)
+    if request.method == "POST":
+        source = read_object(request, fields)
+    else:
+        source = _read_query(request)
+
+    subject = parse_subject(source, caller)
     subject.plan()  # raises what is wrong with it
     return subject
 
 
-def parse_subject(
-    source: Any, caller: Caller, fields: Collection[str] = FIELDS
-) -> Subject:
+def parse_subject(source: Any, caller: Caller) -> Subject:
     """Return what a JSON object names."""
-    require_fields(source, fields)
-    policy_set, cost = (
-        _compile(_parse_policies(source), caller),
-        _parse_cost(source.get("cost", 1)),
-    )
-    user = source.get("userId")
-    if (
-        policy_set.all_by_user
-        and type(user) is str
-        and user
-        and "identity" not in source
-    ):
-        return Subject(user, policy_set, cost)  # nearly every one
-    return Subject(_parse_identity(source), policy_set, cost)
+    _require_fields(source, FIELDS)
+
+    policy_set = compile_names(_parse_policies(source), caller)
+    cost = _parse_cost(source.get("cost", 1))
+    identity = _parse_identity(source)
+    return Subject(identity, policy_set, cost)
 
 
-def subject_of(identity: Identity, names: list[str], caller: Caller) -> Subject:
-    """Return an identity under some policies."""
-    subject = Subject(identity, _compile(names, caller))
-    subject.plan()
-    return subject
-
-
-def require_fields(source: Any, fields: Collection[str]) -> None:
-    """Raise a ProblemError unless this is a JSON object with no other fields than these."""
-    if not isinstance(source, dict):
-        raise ProblemError(400, "Send a JSON object.")
-    for field in source:
-        if field not in fields:
-            raise ProblemError(400, unknown("field", field, fields))
-
-
-def read_json(request: HttpRequest) -> Any:
-    """Return the body of a request."""
-    try:
-        if (
-            int(request.META.get("CONTENT_LENGTH") or 0) > MAX_BODY
-            or len(request.body) > MAX_BODY
-        ):
-            raise ProblemError(413, _TOO_LARGE)
-    except RequestDataTooBig:
-        raise ProblemError(413, _TOO_LARGE) from None
-    except (UnreadablePostError, RawPostDataException, ValueError):
-        raise ProblemError(400, "The body could not be read.") from None
-    try:
-        return json.loads(request.body, parse_constant=_refuse_constant)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: also of a number of thousands of digits
-        raise ProblemError(400, f"The body is not JSON: {str(error)[:200]}") from None
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _read_query(request: HttpRequest) -> dict[str, Any]:
-    """Return the query as a JSON body would name the same."""
-    query = request.GET
-    source: dict[str, Any] = {}
-    for name, values in query.lists():
-        if name not in (*QUERY, "format"):
-            raise ProblemError(400, unknown("parameter", name, QUERY))
-        if len(values) > 1 and name != "policy":
-            raise ProblemError(400, f"The parameter {name!r} is given more than once.")
-    if "userId" in query:
-        source["userId"] = query["userId"]
-    if "ip" in query:
-        source["identity"] = {"ip": query["ip"]}
-    if "policy" in query:
-        source["policies"] = query.getlist("policy")
-    if "cost" in query:
-        text = query["cost"]
-        source["cost"] = int(text) if text.isdecimal() and len(text) <= 20 else text
-    return source
-
-
-def _parse_identity(source: dict[str, Any]) -> Identity:
-    identity = source.get("identity", {})
-    if not isinstance(identity, dict):
-        raise ProblemError(
-            400,
-            'The field "identity" should be an object: {"user": "42", "ip": "203.0.113.9"}.',
-        )
-    if "userId" in source:
-        if "user" in identity:
-            raise ProblemError(400, 'Give "userId" or "user" in "identity", not both.')
-        identity = {"user": source["userId"], **identity}
-    for kind, name in identity.items():
-        if not _is_kind(kind):
-            raise ProblemError(
-                400, unknown("kind of identity", kind, ("user", "ip", "token"))
-            )
-        if type(name) not in (str, int) or name == "":
-            field = "userId" if kind == "user" and "userId" in source else kind
-            raise ProblemError(400, f"{field[:MAX_ECHO]!r} should be {_A_NAME}.")
-    return identity
-
-
-def _parse_policies(source: dict[str, Any]) -> list[str]:
-    if "policy" in source and "policies" in source:
-        raise ProblemError(400, 'Give "policy" or "policies", not both.')
-    names = (
-        [source["policy"]] if "policy" in source else source.get("policies", [DEFAULT])
-    )
-    if (
-        not isinstance(names, list)
-        or not names
-        or not all(isinstance(name, str) for name in names)
-    ):
-        raise ProblemError(
-            400, '"policy" should be the name of a policy, "policies" a list of names.'
-        )
-    return names
-
-
-def _compile(names: list[str], caller: Caller) -> CompiledPolicySet:
+def compile_names(names: list[str], caller: Caller) -> CompiledPolicySet:
+    """Return the policies of these names, if the caller may use them."""
     known = conf.config().policies
     for name in names:
         if name not in known:
-            raise ProblemError(
-                404, unknown("policy", name, filter(caller.may_use, known))
-            )
+            usable = filter(caller.may_use, known)
+            raise ProblemError(unknown("policy", name, usable), 404)
+
         require_policy(name, caller)
+
     try:
-        return compile_policies(
-            names[0] if len(names) == 1 else list(dict.fromkeys(names))
-        )
-    except PolicyError as error:  # its rate is a function of a request
-        raise ProblemError(400, str(error)) from None
+        return compile_policies([*dict.fromkeys(names)])
+    except PolicyError as error:  # the rate is a function of a request
+        raise ProblemError(str(error)) from None
 
 
 def require_policy(name: str, caller: Caller) -> None:
+    """Raise a ProblemError unless the caller may use this policy."""
     if not caller.may_use(name):
-        raise ProblemError(403, f"{caller.name!r} may not use policy {name!r}.")
+        raise ProblemError(f"{caller.name!r} may not use policy {name!r}.", 403)
+
+
+def read_object(request: HttpRequest, fields: Collection[str]) -> Json:
+    """Return the JSON object in the body of a request, which may have these fields."""
+    try:
+        length = int(request.META.get("CONTENT_LENGTH") or 0)
+        if length > MAX_BODY or len(request.body) > MAX_BODY:
+            raise RequestDataTooBig
+    except RequestDataTooBig:
+        raise ProblemError(TOO_LARGE, 413) from None
+    except (UnreadablePostError, RawPostDataException, ValueError):
+        raise ProblemError("The body could not be read.") from None
+
+    try:
+        source = json.loads(request.body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ProblemError(f"The body is not JSON: {str(error)[:200]}") from None
+
+    return _require_fields(source, fields)
+
+
+def _refuse_constant(name: str) -> None:
+    """Refuse NaN and Infinity, which Python takes for numbers."""
+    raise ValueError(f"{name} is not JSON")
+
+
+def _require_fields(source: Any, fields: Collection[str]) -> Json:
+    """Return this; ProblemError unless it is a JSON object with no other fields."""
+    if not isinstance(source, dict):
+        raise ProblemError("Send a JSON object.")
+
+    for field in source:
+        if field not in fields:
+            raise ProblemError(unknown("field", field, fields))
+
+    return source
+
+
+def _read_query(request: HttpRequest) -> Json:
+    """Return the query as a JSON body would name the same."""
+    source: Json = {}
+    for name, values in request.GET.lists():
+        if name not in (*QUERY, "format"):
+            raise ProblemError(unknown("parameter", name, QUERY))
+
+        if len(values) > 1 and name != "policy":
+            raise ProblemError(f"The parameter {name!r} is given more than once.")
+
+        if name == "userId":
+            source["userId"] = values[0]
+        elif name == "ip":
+            source["identity"] = {"ip": values[0]}
+        elif name == "policy":
+            source["policies"] = values
+        elif name == "cost":
+            is_number = values[0].isdecimal() and len(values[0]) <= 20
+            source["cost"] = int(values[0]) if is_number else values[0]
+
+    return source
+
+
+def _parse_identity(source: Json) -> Identity:
+    """Return a name per kind of identity."""
+    identity = source.get("identity", {})
+    if not isinstance(identity, dict):
+        example = '{"user": "42", "ip": "203.0.113.9"}'
+        detail = f'The field "identity" should be an object: {example}.'
+        raise ProblemError(detail)
+
+    if "userId" in source:
+        if "user" in identity:
+            raise ProblemError('Give "userId" or "user" in "identity", not both.')
+
+        _require_name("userId", source["userId"])
+        identity = {"user": source["userId"], **identity}
+
+    for kind, name in identity.items():
+        if not _is_kind(kind):
+            kinds = ("user", "ip", "token")
+            raise ProblemError(unknown("kind of identity", kind, kinds))
+
+        _require_name(kind, name)
+
+    return identity
+
+
+def _require_name(field: str, name: Any) -> None:
+    """Raise a ProblemError unless this is a name: a bool, for one, is not."""
+    if type(name) not in (str, int) or name == "":
+        a_name = "text of at least one character, or a whole number"
+        raise ProblemError(f"{field[:MAX_ECHO]!r} should be {a_name}.")
+
+
+def _parse_policies(source: Json) -> list[str]:
+    """Return the names of the policies to check."""
+    if "policy" in source and "policies" in source:
+        raise ProblemError('Give "policy" or "policies", not both.')
+
+    names = source.get("policies", [source.get("policy", DEFAULT)])
+    is_list = isinstance(names, list) and names
+    if is_list and all(isinstance(name, str) for name in names):
+        return names  # type: ignore[no-any-return]
+
+    detail = '"policy" should be the name of a policy, "policies" a list of names.'
+    raise ProblemError(detail)
 
 
 def _parse_cost(cost: Any) -> int:
+    """Return the cost, which is a whole number."""
     if type(cost) is float and cost.is_integer():
         cost = int(cost)  # to JSON, 2.0 is a whole number
+
     if type(cost) is not int or cost < 0:
-        raise ProblemError(400, '"cost" should be a whole number of at least 0.')
+        raise ProblemError('"cost" should be a whole number of at least 0.')
+
     return cost

@@ -1,78 +1,49 @@
-"""The URLs of the service: `path("rlaas/", include("rlaas_django.service.urls"))`."""
+"""The URLs of the service: `path("rlaas/", include("rlaas_django.service.urls"))`.
+
+Under ASGI, include `rlaas_django.service.async_urls`: the same with async views.
+"""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from typing import Any
 
-from django.urls import ResolverMatch, URLPattern, path, re_path
+from django.urls import URLPattern, path, re_path
 
 from . import endpoints
-from .views import Endpoint, async_view, sync_view
+from .views import Endpoint, sync_view
+
+GET = ("GET",)
+POST = ("POST",)
+GET_OR_POST = ("GET", "POST")
+# Those of the original request, where a proxy keeps its method.
+FORWARDED = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+ENDPOINTS = {
+    "check": Endpoint(endpoints.check, GET_OR_POST, "check"),
+    "check/batch": Endpoint(endpoints.check_batch, POST, "check"),
+    "usage": Endpoint(endpoints.usage, GET_OR_POST, "usage"),
+    "refund": Endpoint(endpoints.refund, POST, "refund"),
+    "reset": Endpoint(endpoints.reset, POST, "reset"),
+    "policies": Endpoint(endpoints.policies, GET, "policies"),
+    "info": Endpoint(endpoints.info, GET, "info"),
+    "metrics": Endpoint(endpoints.metrics, GET, "metrics"),
+    "health": Endpoint(endpoints.health, GET),
+    "openapi.json": Endpoint(endpoints.openapi, GET),
+}
+AUTH = Endpoint(endpoints.forward_auth, FORWARDED, "check")
+AUTH_ROUTE = r"^auth(?:/(?P<policies>[^/]+)(?P<path>/.*)?)?$"
+
+
+def patterns(view: Callable[[Endpoint], Any]) -> list[URLPattern]:
+    """Return the URL patterns of the endpoints, with sync or async views."""
+    routes = [re_path(AUTH_ROUTE, view(AUTH), name="auth")]
+    for route, endpoint in ENDPOINTS.items():
+        name = route.replace("/", "-").removesuffix(".json")
+        routes.append(path(route, view(endpoint), name=name))
+
+    return routes
+
 
 app_name = "rlaas_service"
-
-
-GET, POST, EITHER = ("GET",), ("POST",), ("GET", "POST")
-FORWARDED = (
-    "GET",
-    "POST",
-    "PUT",
-    "PATCH",
-    "DELETE",
-    "OPTIONS",
-)  # of the original request, where a proxy keeps it
-
-
-class _Route(URLPattern):
-    """A route to an async view where Django runs on an event loop (ASGI), and to a sync one elsewhere (WSGI).
-
-    A view is the one or the other. Here, where a handler looks for the view, it is known which one it calls without
-    another thread or another event loop.
-    """
-
-    def __init__(self, pattern: URLPattern, endpoint: Endpoint) -> None:
-        super().__init__(
-            pattern.pattern, pattern.callback, pattern.default_args, pattern.name
-        )
-        self.async_view = async_view(endpoint)
-
-    def resolve(self, path: str) -> ResolverMatch | None:
-        match = super().resolve(path)
-        if match is not None and _on_event_loop():
-            match.func = self.async_view
-        return match
-
-
-def _on_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _route(route: str, name: str, endpoint: Endpoint, make: Any = path) -> _Route:
-    return _Route(make(route, sync_view(endpoint), name=name), endpoint)
-
-
-urlpatterns = [
-    _route("check", "check", Endpoint(endpoints.check, EITHER, "check")),
-    _route(
-        "check/batch", "check-batch", Endpoint(endpoints.check_batch, POST, "check")
-    ),
-    _route("usage", "usage", Endpoint(endpoints.usage, EITHER, "usage")),
-    _route("refund", "refund", Endpoint(endpoints.refund, POST, "refund")),
-    _route("reset", "reset", Endpoint(endpoints.reset, POST, "reset")),
-    _route("policies", "policies", Endpoint(endpoints.policies, GET, "policies")),
-    _route("info", "info", Endpoint(endpoints.info, GET, "info")),
-    _route("metrics", "metrics", Endpoint(endpoints.metrics, GET, "metrics")),
-    _route("health", "health", Endpoint(endpoints.health, GET)),
-    _route("openapi.json", "openapi", Endpoint(endpoints.openapi, GET)),
-    _route(
-        r"^auth(?:/(?P<policies>[^/]+)(?P<path>/.*)?)?$",
-        "auth",
-        Endpoint(endpoints.forward_auth, FORWARDED, "check"),
-        re_path,
-    ),
-]
+urlpatterns = patterns(sync_view)

@@ -1,4 +1,4 @@
-"""The views: who calls, what is asked, the call of the limiter, the response. The async view differs by `await`."""
+"""The views: who calls, by which method, under which limit; then the endpoint."""
 
 from __future__ import annotations
 
@@ -12,58 +12,85 @@ from django.views.decorators.csrf import csrf_exempt
 from .. import limiter
 from ..backend import UnavailableError
 from ..core.callers import Caller
-from ..core.decision import Decision
 from ..decorators import rate_limit_exempt
-from . import auth
-from .answers import unavailable, with_headers
-from .endpoints import Operation
-from .problems import ProblemError
+from .answers import ProblemError, fails_closed, problem_response
+from .auth import authenticate
+from .calls import Call, call_async, call_sync, run
 
 ANYBODY = Caller("anybody", frozenset())
+UNAVAILABLE = ProblemError("Redis is unavailable.", 503, {"Retry-After": "1"})
 
 
 class Endpoint(NamedTuple):
-    """A function of endpoints.py, who may call it, and by which methods."""
+    """A function of endpoints.py, by which methods it is called, and by whom."""
 
-    prepare: Callable[..., Operation | HttpResponse]
+    function: Callable[..., Awaitable[HttpResponse]]
     methods: tuple[str, ...]
-    verb: str | None = None  # None: anybody may
+    verb: str | None = None  # None: anybody may call it
 
-    def require_method(self, request: HttpRequest) -> None:
-        allowed = (*self.methods, "HEAD") if "GET" in self.methods else self.methods
+    async def respond(
+        self, request: HttpRequest, call: Call, **arguments: Any
+    ) -> HttpResponse:
+        """Return the response to a request."""
+        try:
+            self._require_method(request)
+
+            caller = ANYBODY
+            if self.verb is not None:
+                caller = await authenticate(request, self.verb, call)
+            if caller.limit is not None:
+                await _require_quota(caller, call)
+
+            response = await self.function(request, caller, call, **arguments)
+        except ProblemError as problem:
+            response = problem_response(problem)
+        except UnavailableError:
+            response = problem_response(UNAVAILABLE)
+
+        response.headers["Cache-Control"] = "no-store"
+        if response.status_code != 204:
+            # Without it, servers send the response in chunks.
+            response.headers["Content-Length"] = str(len(response.content))
+        return response
+
+    def _require_method(self, request: HttpRequest) -> None:
+        """Raise a ProblemError for another method."""
+        allowed = self.methods
+        if "GET" in allowed:
+            allowed = (*allowed, "HEAD")
+
         if request.method not in allowed:
-            raise ProblemError(
-                405, f"Use {' or '.join(self.methods)}.", {"Allow": ", ".join(allowed)}
-            )
+            detail = f"Use {' or '.join(self.methods)}."
+            raise ProblemError(detail, 405, {"Allow": ", ".join(allowed)})
+
+
+async def _require_quota(caller: Caller, call: Call) -> None:
+    """Raise a ProblemError where a caller is over its own limit."""
+    decision = await call(
+        limiter.check,
+        limiter.acheck,
+        caller.name,
+        caller.limit,
+        source=caller.source,
+    )
+
+    if decision.unavailable:
+        raise fails_closed(decision)
+
+    if not decision.allowed:
+        name = caller.limit
+        detail = f"This caller is over its own limit, {name!r}; nothing was checked."
+        raise ProblemError(detail, 429, decision=decision)
 
 
 def sync_view(endpoint: Endpoint) -> Callable[..., HttpResponse]:
     """Return the view of an endpoint for WSGI."""
 
-    @rate_limit_exempt  # a caller has a limit of its own, if it has any
-    @csrf_exempt  # where a token says who calls; `auth` checks it where the site's function does
+    @rate_limit_exempt  # a caller may have a limit of its own
+    @csrf_exempt  # `auth` checks it where no token says who calls
     @transaction.non_atomic_requests
-    def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-        try:
-            endpoint.require_method(request)
-            caller = ANYBODY
-            if endpoint.verb is not None:
-                caller = auth.by_token(request) or auth.by_site(request, endpoint.verb)
-                auth.require_verb(caller, endpoint.verb)
-            if caller.limit is not None:
-                decision = limiter.check(
-                    caller.name, caller.limit, source=caller.source
-                )
-                if not decision.allowed:
-                    return _own_refusal(decision)
-            operation = endpoint.prepare(request, caller, **kwargs)
-            return _finish(
-                operation
-                if isinstance(operation, HttpResponse)
-                else operation.respond(operation.call())
-            )
-        except (ProblemError, UnavailableError) as error:
-            return _finish(_problem(error))
+    def view(request: HttpRequest, **arguments: Any) -> Any:
+        return run(endpoint.respond(request, call_sync, **arguments))
 
     return view
 
@@ -74,59 +101,7 @@ def async_view(endpoint: Endpoint) -> Callable[..., Awaitable[HttpResponse]]:
     @rate_limit_exempt
     @csrf_exempt
     @transaction.non_atomic_requests
-    async def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-        try:
-            endpoint.require_method(request)
-            caller = ANYBODY
-            if endpoint.verb is not None:
-                caller = auth.by_token(request) or await auth.aby_site(
-                    request, endpoint.verb
-                )
-                auth.require_verb(caller, endpoint.verb)
-            if caller.limit is not None:
-                decision = await limiter.acheck(
-                    caller.name, caller.limit, source=caller.source
-                )
-                if not decision.allowed:
-                    return _own_refusal(decision)
-            operation = endpoint.prepare(request, caller, **kwargs)
-            return _finish(
-                operation
-                if isinstance(operation, HttpResponse)
-                else operation.respond(await operation.acall())
-            )
-        except (ProblemError, UnavailableError) as error:
-            return _finish(_problem(error))
+    async def view(request: HttpRequest, **arguments: Any) -> Any:
+        return await endpoint.respond(request, call_async, **arguments)
 
     return view
-
-
-def _own_refusal(decision: Decision) -> HttpResponse:
-    """Return the response to a caller that is over its own limit."""
-    problem = ProblemError(
-        429,
-        f"This caller is over its own limit, {decision.policy.name!r}; nothing was checked.",
-    )
-    if decision.unavailable:
-        problem = unavailable(
-            f"Redis is unavailable, and policy {decision.policy.name!r} fails closed."
-        )
-    return _finish(with_headers(problem.response(), decision))
-
-
-def _problem(error: ProblemError | UnavailableError) -> HttpResponse:
-    problem = (
-        unavailable("Redis is unavailable.")
-        if isinstance(error, UnavailableError)
-        else error
-    )
-    return problem.response()
-
-
-def _finish(response: HttpResponse) -> HttpResponse:
-    response.headers["Cache-Control"] = "no-store"
-    if response.status_code != 204:
-        response.headers["Content-Length"] = str(
-            len(response.content)
-        )  # or servers send it in chunks
-    return response

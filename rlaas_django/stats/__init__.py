@@ -1,48 +1,45 @@
-"""Statistics of decisions: numbers per minute and hour, recent refusals, and identities near a limit.
+"""Statistics of decisions: their numbers, recent refusals, identities near a limit.
 
-An observation is kept in memory and written by a background thread, so it costs a request no round trip.
+An observation is kept in memory and written by a background thread, so that it costs a
+request no round trip.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from typing import Any
 
 from ..core.decision import Decision
 from ..limiter.policy_set import ReplyDecision
+from ..runtime import background
 from ..runtime.observers import Observation
-from . import background, recorder
+from . import recorder
 from .schema import WATCH_PERCENT
 
 __all__ = ["count", "record"]
 
 
 def record(observation: Observation) -> None:
-    """Keep an observation; the background thread writes it to Redis within a second or two."""
+    """Keep an observation, which is written to Redis within a second or two."""
     count(observation.decision, observation)
 
 
 def count(decision: Decision, observation: Observation | None = None) -> bool:
-    """Keep what is counted of a decision; return False if it takes the observation, and there is none."""
+    """Keep what is counted of a decision; return False if an observation is needed."""
     now = time.time()
-    queue: deque[Any] = recorder.pending
-    entry: tuple[Any, ...] = now, observation
     if isinstance(decision, ReplyDecision) and decision.passes_below(WATCH_PERCENT):
-        queue, entry = (
-            recorder.uneventful,
-            (now, decision.check.policy_set, decision.check.identities),
-        )
-    elif observation is None:
+        check = decision.check
+        _keep(recorder.uneventful, (now, check.policy_set, check.identities))
+    elif observation is not None:
+        _keep(recorder.pending, (now, observation))
+    else:
         return False
+    return True
+
+
+def _keep(queue: deque[Any], entry: tuple[Any, ...]) -> None:
     if len(queue) == queue.maxlen:
         recorder.dropped += 1
     queue.append(entry)
-    state = background.state
-    if (
-        state.pid != os.getpid()
-        or time.monotonic() - state.last_round > background.STALLED_AFTER
-    ):
-        background.wake()
-    return True
+    background.wake()

@@ -1,10 +1,12 @@
-"""Every policy that decides, also in other processes, and the rates of identities where a rate is not fixed.
+"""Every policy that decides, also in other processes, and the rates of identities.
 
-A process knows the policies of the settings and of its decorated views. The others, such as those of checks in code,
-and the rates that functions return, are in Redis, written with the statistics:
+A process knows the policies of the settings and of its decorated views. The others,
+such as those of checks in code, and the rates that functions return, are in Redis,
+written with the statistics:
 
-  rlaas:policies                      HASH     policy -> its definition as JSON
-  rlaas:limit:<policy>/<identity>     STRING   <limit>/<window>: the rate that was decided with; kept for two windows
+  rlaas:policies                    HASH     policy -> its definition as JSON
+  rlaas:limit:<policy>/<identity>   STRING   <limit>/<window>: the rate that was decided
+                                             with; kept for two windows
 """
 
 from __future__ import annotations
@@ -16,14 +18,11 @@ from dataclasses import replace
 from typing import Any
 
 from .. import backend, conf
-from ..backend.scripts import RECORD
 from ..core.policy import Policy, PolicyError, Rate, is_key
 from ..runtime import process, registry
-from .schema import DAY, HOUR, as_pairs, as_text
+from .schema import DAY, HOUR, Statistic, as_pairs, as_text, record_call
 
-POLICIES_KEY = "rlaas:policies"
-POLICIES_TTL = 9 * DAY
-MAX_POLICIES = 1_000
+POLICIES = Statistic("rlaas:policies", "fields", 9 * DAY, size=1_000)
 MAX_LIMITS = 1_000  # identities per flush
 MAX_KEPT = 10_000  # of what this process has written lately
 MINIMUM_TTL = 60
@@ -39,23 +38,22 @@ def depends_on_request(_request: object) -> None:
 
 
 class Definitions:
-    """What this process has to write, and what it wrote lately and need not write again."""
+    """What this process has to write, and what it need not write again."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self._policies: dict[str, Policy] = {}
-        self._rates: dict[tuple[str, str], Rate] = {}  # by policy and identity
-        self._fixed: set[str] = (
-            set()
-        )  # as `names_with_fixed_rate()` had it when this flush began
-        self._written: dict[
-            Any, tuple[object, float]
-        ] = {}  # what, and until when it need not be written
+        # By policy and identity.
+        self._rates: dict[tuple[str, str], Rate] = {}
+        # As `names_with_fixed_rate()` had it when this flush began.
+        self._fixed: set[str] = set()
+        # What was written, and until when it need not be written again.
+        self._written: dict[object, tuple[object, float]] = {}
 
     def note(self, policy: Policy, identity: str) -> None:
-        """Note a policy that decided, and its rate for an identity if it is not fixed."""
+        """Note a policy that decided, and its rate for an identity if not fixed."""
         if conf.config().policies.get(policy.name) is policy:  # nearly all
             return
         if not self._policies:
@@ -66,44 +64,41 @@ class Definitions:
 
     def write(self) -> None:
         """Write what was noted and is new."""
-        policies, self._policies = self._policies, {}
-        rates, self._rates = self._rates, {}
-        local = of_this_process() if policies else {}
+        policies = self._policies
+        rates = self._rates
+        self._policies = {}
+        self._rates = {}
+        if policies:
+            self._write_policies(policies)
+
+        commands = []
+        for pair, rate in rates.items():
+            if self._is_due(pair, rate, (MINIMUM_TTL + rate.window) // 2):
+                ttl = MINIMUM_TTL + 2 * rate.window
+                text = f"{rate.limit}/{rate.window}"
+                commands.append(("SET", limit_key(*pair), text, "EX", ttl))
+        backend.run_commands(commands)
+
+    def _write_policies(self, policies: dict[str, Policy]) -> None:
+        known = of_this_process()
         fields: list[str] = []
         for name, policy in policies.items():
-            definition = _definition(local.get(name, policy))
+            definition = _definition(known.get(name, policy))
             if self._is_due(name, definition, HOUR):
-                fields += [name, definition]
+                fields += (name, definition)
         if fields:
-            call = backend.script_call(
-                RECORD,
-                (POLICIES_KEY,),
-                (0, "fields", POLICIES_TTL, MAX_POLICIES, len(fields), *fields),
-            )
+            call = record_call([(POLICIES.key(""), POLICIES, fields)])
             backend.execute(backend.topology(), call)
-        backend.run_commands(
-            [
-                (
-                    "SET",
-                    limit_key(*pair),
-                    f"{rate.limit}/{rate.window}",
-                    "EX",
-                    MINIMUM_TTL + 2 * rate.window,
-                )
-                for pair, rate in rates.items()
-                if self._is_due(pair, rate, (MINIMUM_TTL + rate.window) // 2)
-            ]
-        )
 
     def _is_due(self, key: object, value: object, seconds: float) -> bool:
-        """Return whether to write a value, which need not be done again for some seconds."""
+        """Return whether to write a value, and not again for some seconds."""
         now = time.monotonic()
         written, until = self._written.get(key, (None, 0.0))
         if written == value and now < until:
             return False
         if len(self._written) >= MAX_KEPT:
             self._written.clear()
-        self._written[key] = value, now + seconds
+        self._written[key] = (value, now + seconds)
         return True
 
 
@@ -112,84 +107,80 @@ process.on_fork(definitions.reset)
 
 
 def of_this_process() -> dict[str, Policy]:
-    """Return the policies of the settings and of decorated views in this process, by name."""
-    found = dict(conf.config().policies)
-    for policy in (
-        policy for view in registry.limited_views() for policy in view.policies
-    ):
-        if isinstance(policy, Policy):
-            found.setdefault(policy.name, policy)
-    return found
+    """Return the policies of the settings and of decorated views in this process."""
+    policies = dict(conf.config().policies)
+    for view in registry.limited_views():
+        for policy in view.policies:
+            if isinstance(policy, Policy):
+                policies.setdefault(policy.name, policy)
+    return policies
 
 
 def names_with_fixed_rate() -> set[str]:
-    """Return the names of the policies of this process whose rate is no function."""
-    return {
-        name
-        for name, policy in of_this_process().items()
-        if isinstance(policy.rate, Rate)
-    }
+    """Return the policies of this process whose rate is not a function."""
+    policies = of_this_process().values()
+    return {policy.name for policy in policies if isinstance(policy.rate, Rate)}
 
 
 def all_policies() -> dict[str, Policy]:
-    """Return every policy by name; while Redis is unavailable, those of this process."""
-    found = of_this_process()
+    """Return every policy by name, or those of this process without Redis."""
+    policies = of_this_process()
     try:
-        (reply,) = backend.run_commands([("HGETALL", POLICIES_KEY)])
+        (reply,) = backend.run_commands([("HGETALL", POLICIES.key(""))])
     except backend.UnavailableError:
-        return found
+        return policies
+
     for name, definition in as_pairs(reply):
-        if (
-            name not in found
-            and (policy := _read(name, as_text(definition))) is not None
-        ):
-            found[name] = policy
-    return found
+        if name not in policies:
+            policy = _read(name, as_text(definition))
+            if policy is not None:
+                policies[name] = policy
+    return policies
 
 
 def with_decided_rates(pairs: Iterable[tuple[Policy, str]]) -> list[tuple[Policy, str]]:
-    """Return pairs of policy and identity with the rate that was decided with, where it is not fixed.
+    """Return pairs of policy and identity with the rate that was decided with.
 
     A pair whose rate is not known is left out: nothing was decided about it lately.
     """
-    wanted, local, found = list(pairs), names_with_fixed_rate(), []
-    asked = [
-        (policy.name, identity)
-        for policy, identity in wanted
-        if policy.name not in local
+    pairs = list(pairs)
+    fixed = names_with_fixed_rate()
+    keys = [
+        limit_key(policy.name, identity)
+        for policy, identity in pairs
+        if policy.name not in fixed
     ]
-    replies = backend.run_commands([("GET", limit_key(*pair)) for pair in asked])
-    rates = {
-        pair: as_text(reply)
-        for pair, reply in zip(asked, replies, strict=True)
-        if reply
-    }
-    for policy, identity in wanted:
-        if rate := rates.get((policy.name, identity)):
-            limit, _, window = rate.partition("/")
-            found.append(
-                (replace(policy, rate=Rate(int(limit), int(window))), identity)
-            )
-        elif isinstance(policy.rate, Rate):
-            found.append((policy, identity))
-    return found
+    replies = backend.run_commands([("GET", key) for key in keys])
+    rates = dict(zip(keys, replies, strict=True))
+
+    decided = []
+    for policy, identity in pairs:
+        rate = rates.get(limit_key(policy.name, identity))
+        if rate:
+            limit, window = as_text(rate).split("/")
+            policy = replace(policy, rate=Rate(int(limit), int(window)))
+        if isinstance(policy.rate, Rate):
+            decided.append((policy, identity))
+    return decided
 
 
 def _definition(policy: Policy) -> str:
-    """Return a policy as JSON; without the rate or the key where a function gives them."""
+    """Return a policy as JSON; without a rate or a key that a function gives."""
     fields: dict[str, Any] = {option: getattr(policy, option) for option in OPTIONS}
     if isinstance(policy.rate, Rate):
         fields["rate"] = str(policy.rate)
-    if isinstance(policy.key, str):
-        fields["key"] = policy.key
-    else:
-        path = f"{getattr(policy.key, '__module__', '')}.{getattr(policy.key, '__qualname__', '')}"
-        fields["key"] = path if is_key(path) else "site.function"
+
+    key = policy.key
+    if not isinstance(key, str):
+        key = f"{getattr(key, '__module__', '')}.{getattr(key, '__qualname__', '')}"
+        if not is_key(key):
+            key = "site.function"
+    fields["key"] = key
     return json.dumps(fields)
 
 
 def _read(name: str, definition: str) -> Policy | None:
-    """Return the policy of a definition; None for one of another version of the package."""
+    """Return the policy of a definition; None for one of another version."""
     try:
         fields = json.loads(definition)
         return Policy(name, fields.pop("rate", depends_on_request), **fields)

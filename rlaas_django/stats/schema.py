@@ -1,33 +1,43 @@
 """How statistics are stored in Redis: key names, fields and bounds.
 
-Every key is bounded and has a TTL. The keys of a policy are in one slot of a Cluster; those of the whole site are kept
-under the name `*`, which no policy can have.
+Every key is bounded and has a TTL. The keys of a policy are in one slot of a Cluster;
+those of the whole site are kept under the name `*`, which no policy can have.
 
-  rlaas:stats:{<policy>}:minutes:<hour>   HASH   <minute of the hour>:<code> -> number of decisions
-  rlaas:stats:{<policy>}:hours:<day>      HASH   <hour of the day>:<code> -> number of decisions
-  rlaas:stats:{*}:totals                  HASH   <policy>:<code> -> number of decisions since the first, for metrics
-  rlaas:refused:{<policy>}:<day>          ZSET   identity -> times over the limit that day; those with the most
-  rlaas:paths:{*}:<day>                   ZSET   path, or source of a check in code -> refusals that day
-  rlaas:watch:{<policy>}:<hour>           ZSET   identity -> percent of the limit used, from 80 on; those with the most.
-                                                 Of the site: <policy>/<identity>
-  rlaas:refusals:{<policy>}               LIST   recent refusals as JSON, newest first
+  rlaas:stats:{<policy>}:minutes:<hour>   HASH   <minute of the hour>:<code> -> number
+  rlaas:stats:{<policy>}:hours:<day>      HASH   <hour of the day>:<code> -> number
+  rlaas:stats:{*}:totals                  HASH   <policy>:<code> -> number since the
+                                                 first decision, for metrics
+  rlaas:refused:{<policy>}:<day>          ZSET   identity -> times over the limit
+  rlaas:paths:{*}:<day>                   ZSET   path, or source of a check in code ->
+                                                 refusals
+  rlaas:watch:{<policy>}:<hour>           ZSET   identity -> percent of the limit used,
+                                                 from 80 on. Of the site:
+                                                 <policy>/<identity>
+  rlaas:refusals:{<policy>}               LIST   refusals as JSON, newest first
 
-Under the name of the site a request is counted once, under that of a policy each request that the policy was checked
-for. Days and hours are counted from the epoch.
+A ZSET keeps the members with the highest scores. Under the name of the site a request
+is counted once, under that of a policy each request that the policy was checked for.
+Days and hours are counted from the epoch.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import backend
+from ..backend.scripts import RECORD
 from ..runtime.observers import ALLOWED, DEGRADED, OTHER, OVER, REFUSED
 
-MINUTE, HOUR, DAY = 60, 3_600, 86_400
+MINUTE = 60
+HOUR = 3_600
+DAY = 86_400
 SITE = "*"
 
-# What stands for a result in the fields of a HASH. Unlogged are the refusals that no line was written for.
-UNLOGGED = "unlogged"
+UNLOGGED = "unlogged"  # refusals that are counted, and not in the LIST
+# What stands for a result in the fields of a HASH.
 CODES = {
     ALLOWED: "a",
     REFUSED: "r",
@@ -36,22 +46,59 @@ CODES = {
     DEGRADED: "d",
     UNLOGGED: "u",
 }
-
-MINUTES_TTL = DAY + 2 * HOUR
-HOURS_TTL = 9 * DAY
-TOTALS_TTL = 30 * DAY  # after the last decision
-RANKS_TTL = DAY + 2 * HOUR
-WATCH_TTL = 3 * HOUR
-REFUSALS_TTL = 7 * DAY
+RESULTS = {code: result for result, code in CODES.items()}
 
 WATCH_PERCENT = 80  # of a limit
 MAX_IDENTITIES = 1_000  # per ZSET
 MAX_REFUSALS = 1_000  # per LIST
 
 
+@dataclass(frozen=True, eq=False)
+class Statistic:
+    """One kind of statistics: its keys, and how `record.lua` adds to them."""
+
+    pattern: str  # of a key, for a policy and the number of a period
+    kind: str
+    ttl: int
+    period: int = 2**40  # seconds that a key covers; without a number, for ever
+    size: int = 0  # that a key is cut to; 0: its fields are few
+
+    def key(self, policy: str, at: float = 0) -> str:
+        """Return the key for the period of a time."""
+        return self.pattern.format(policy, int(at) // self.period)
+
+
+MINUTES = Statistic("rlaas:stats:{{{}}}:minutes:{}", "counts", DAY + 2 * HOUR, HOUR)
+HOURS = Statistic("rlaas:stats:{{{}}}:hours:{}", "counts", 9 * DAY, DAY)
+TOTALS = Statistic("rlaas:stats:{{{}}}:totals", "counts", 30 * DAY)
+IDENTITIES = Statistic(
+    "rlaas:refused:{{{}}}:{}", "ranks", DAY + 2 * HOUR, DAY, MAX_IDENTITIES
+)
+PATHS = Statistic("rlaas:paths:{{{}}}:{}", "ranks", DAY + 2 * HOUR, DAY, MAX_IDENTITIES)
+WATCHED = Statistic("rlaas:watch:{{{}}}:{}", "levels", 3 * HOUR, HOUR, MAX_IDENTITIES)
+REFUSALS = Statistic("rlaas:refusals:{{{}}}", "lines", 7 * DAY, size=MAX_REFUSALS)
+
+# What is added: to which key, how, and the values.
+Addition = tuple[str, Statistic, Sequence[Any]]
+
+
+def record_call(additions: Iterable[Addition]) -> backend.Call:
+    """Return the call of `record.lua` that adds values to keys of one slot."""
+    keys = []
+    arguments: list[Any] = [0]
+    for key, statistic, values in additions:
+        keys.append(key)
+        bounds = (statistic.ttl, statistic.size)
+        arguments += (statistic.kind, *bounds, len(values), *values)
+    return backend.script_call(RECORD, keys, arguments)
+
+
+_BOT = re.compile(r"bot\b|crawl|spider|slurp|preview|monitor|scan", re.IGNORECASE)
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An entry of the refusal log. `at` is in seconds since the epoch; `window` and `retry_after` are in seconds."""
+    """An entry of the refusal log. Times are in seconds, `at` since the epoch."""
 
     at: float
     policy: str
@@ -60,54 +107,34 @@ class Refusal:
     method: str
     path: str
     address: str  # of the client of a request
-    agent: str  # the class of its user agent: browser, bot, program, none
+    agent: str  # the class of its user agent; empty for a check in code
     count: int
     limit: int
     window: int
-    retry_after: (
-        float | None
-    )  # None: the cost exceeds the limit, so it is never allowed
-    over: bool = (
-        False  # over the limit, but not refused: a shadow policy, or block=False
-    )
+    retry_after: float | None  # None: the cost exceeds the limit, whatever the wait
+    over: bool = False  # the limit, but not refused: a shadow policy, or block=False
 
 
-def minutes_key(policy: str, hour: int) -> str:
-    return f"rlaas:stats:{{{policy}}}:minutes:{hour}"
+def user_agent_class(user_agent: str) -> str:
+    """Return `browser`, `bot` (it says so), `program` (curl, a library) or `none`.
+
+    Enough to tell a person from a program, and not a fingerprint.
+    """
+    if not user_agent.strip():
+        return "none"
+    if _BOT.search(user_agent):
+        return "bot"
+    if user_agent.startswith(("Mozilla/", "Opera/")):
+        return "browser"
+    return "program"
 
 
-def hours_key(policy: str, day: int) -> str:
-    return f"rlaas:stats:{{{policy}}}:hours:{day}"
+def as_pairs(reply: list[bytes]) -> list[tuple[str, bytes]]:
+    """Return a flat reply of names and values as pairs."""
+    names = [as_text(name) for name in reply[::2]]
+    return list(zip(names, reply[1::2], strict=True))
 
 
-def totals_key() -> str:
-    return f"rlaas:stats:{{{SITE}}}:totals"
-
-
-def refused_key(policy: str, day: int) -> str:
-    return f"rlaas:refused:{{{policy}}}:{day}"
-
-
-def paths_key(day: int) -> str:
-    return f"rlaas:paths:{{{SITE}}}:{day}"
-
-
-def watch_key(policy: str, hour: int) -> str:
-    return f"rlaas:watch:{{{policy}}}:{hour}"
-
-
-def refusals_key(policy: str) -> str:
-    return f"rlaas:refusals:{{{policy}}}"
-
-
-def as_pairs(reply: Any) -> list[tuple[str, Any]]:
-    """Return a reply of names and values as pairs: RESP2 sends a flat list, RESP3 a map or a list of pairs."""
-    pairs = reply.items() if isinstance(reply, dict) else reply
-    if reply and isinstance(reply, list) and not isinstance(reply[0], (list, tuple)):
-        pairs = zip(reply[::2], reply[1::2], strict=True)
-    return [(as_text(name), value) for name, value in pairs]
-
-
-def as_text(reply: bytes | str) -> str:
+def as_text(reply: bytes) -> str:
     """Return a reply of Redis as text."""
-    return reply.decode(errors="replace") if isinstance(reply, bytes) else reply
+    return reply.decode(errors="replace")

@@ -7,6 +7,7 @@ import csv
 import html
 import time
 from datetime import datetime
+from html.parser import HTMLParser
 
 import pytest
 from django.contrib import admin
@@ -19,7 +20,8 @@ from rlaas_django import Policy, check, peek, rate_limit
 from rlaas_django.admin import RateLimitsOfUser
 from rlaas_django.models import OperatorAction, Override
 from rlaas_django.operators import usage as panel
-from rlaas_django.stats import background, recorder
+from rlaas_django.runtime import background
+from rlaas_django.stats import recorder
 
 from tests import urls  # noqa: F401  (its view is known to the panel as soon as it is imported)
 from tests.support.internals import ALGORITHMS, identify
@@ -59,6 +61,20 @@ def viewer(client):
     browser = Client()
     browser.force_login(user)
     return browser
+
+
+class HiddenFields(HTMLParser):
+    """The hidden fields of a page, as a browser sends them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.values: dict[str, str] = {}
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        field = dict(attrs)
+        if tag == "input" and field.get("type") == "hidden":
+            self.values[field["name"]] = field.get("value", "")
 
 
 def act(browser, **data):
@@ -200,7 +216,7 @@ def test_long_numbers_in_a_query_are_ignored(admin_client, query):
 
 
 def test_a_policy_with_a_rate_function_is_shown_after_its_first_decision(admin_client, alice):
-    @rate_limit(lambda request: "1/h", key="user", group="plan")
+    @rate_limit(rate=lambda request: "1/h", key="user", group="plan")
     def view(request):
         raise AssertionError
 
@@ -376,6 +392,38 @@ class TestActions:
         assert page.status_code == 200
         assert 'name="confirmed"' in page.content.decode()
         assert request_as(alice, 1) == [429]
+
+    @pytest.mark.parametrize(
+        ("identity", "data"),
+        [
+            ("alice", {"action": "limit", "factor": "0.5", "hours": "168"}),
+            ("alice", {"action": "limit", "amount": "1200", "policy": "page", "hours": "1"}),
+            ("ip=203.0.113.9", {"action": "block", "every_client": "on"}),
+        ],
+    )
+    def test_what_is_confirmed_is_what_was_entered(self, admin_client, identity, data):
+        page = admin_client.post(url("act"), {"identity": identity, "reason": "“spam” & more", **data})
+        fields = HiddenFields(page.content.decode()).values
+        assert admin_client.post(url("act"), fields).status_code == 302
+        override = Override.objects.get()
+        assert (override.identity, override.policy) == (identity, data.get("policy", ""))
+        assert (override.amount_text, override.every_client) == (
+            data.get("amount") or data.get("factor", ""),
+            "every_client" in data,
+        )
+        hours = (override.until - override.created_at).total_seconds() / 3600
+        assert round(hours) == int(data.get("hours", 24))
+        assert override.reason == "“spam” & more"
+
+    def test_the_end_is_confirmed_on_a_site_that_groups_thousands(self, admin_client, settings):
+        settings.USE_THOUSAND_SEPARATOR = True
+        act(admin_client, identity="alice", action="block", hours="24", reason="spam")
+        Override.objects.update(id=12_345)
+        page = admin_client.get(url("overrides")).content.decode()
+        assert HiddenFields(page).values["override"] == "12345"
+        page = admin_client.post(url("end"), {"override": "12345", "ask": "1"}).content.decode()
+        admin_client.post(url("end"), HiddenFields(page).values)
+        assert not Override.objects.active().exists()
 
     def test_actions_are_written_to_the_admin_log(self, admin_client, admin_user):
         check("alice")
@@ -649,7 +697,7 @@ def test_a_reset_or_refund_fails_while_redis_is_unavailable(admin_client, action
 
 @pytest.mark.django_db(transaction=True)
 def test_an_override_is_kept_while_redis_is_unavailable(admin_client):
-    limited = rate_limit(lambda request: "5/m", key="ip")(
+    limited = rate_limit(rate=lambda request: "5/m", key="ip")(
         lambda request: HttpResponse()
     )  # its rates are read from Redis
     limited(RequestFactory().get("/"))
@@ -674,7 +722,7 @@ def test_the_overview_shows_the_site_what_was_refused_most_the_policies_and_the_
     assert (row.counts.allowed, row.counts.refused, row.share) == (3, 2, 40)
     assert "<svg" in sparkline
     assert context["server"].latency_ms < 1000
-    assert any(loaded for _, loaded in context["server"].scripts)
+    assert context["server"].loaded_scripts
 
 
 def test_policies_are_in_a_stable_order_sorted_and_filtered(admin_client, alice, configure):

@@ -11,7 +11,7 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone, translation
 from rlaas_django import Policy, check
-from rlaas_django.admin import history
+from rlaas_django.admin import pages
 from rlaas_django.models import OperatorAction, Override
 from rlaas_django.operators.actions import (
     ADMIN,
@@ -97,7 +97,7 @@ class TestHistory:
         reset_usage(BY, EncodedIdentity("a%3Cb%3E"), [POLICY], scope="p")
         refund_units(BY, ALICE, [POLICY], 2)
         with translation.override("en"):
-            words = [entry.words.partition(" until ")[0] for entry in history.entries()]
+            words = [entry.words.partition(" until ")[0] for entry in pages.entries()]
         assert words == [
             "Refunded 0 units to alice under all policies",
             "Reset the usage of a<b> under p",
@@ -112,7 +112,7 @@ class TestHistory:
         put()
         put("bob", "exempt")
         with django_assert_num_queries(1):  # neither is the key of a user
-            (entry,) = history.entries("bob")
+            (entry,) = pages.entries("bob")
         assert (entry.identity.name, entry.action.reason) == ("bob", "spam")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from django.http import HttpResponse
@@ -30,7 +31,7 @@ class TestDecidedLimits:
     def test_each_identity_has_the_limit_that_it_was_decided_with(self):
         plans = {"203.0.113.1": "3/m", "203.0.113.2": "8/m", "203.0.113.3": "100/h"}
 
-        @rate_limit(lambda request: plans[request.META["REMOTE_ADDR"]], key="ip", group="plan")
+        @rate_limit(rate=lambda request: plans[request.META["REMOTE_ADDR"]], key="ip", group="plan")
         def view(request):
             return HttpResponse()
 
@@ -42,7 +43,7 @@ class TestDecidedLimits:
     def test_the_latest_limit_counts(self):
         rates = ["3/m"]
 
-        @rate_limit(lambda request: rates[0], key="ip", group="plan")
+        @rate_limit(rate=lambda request: rates[0], key="ip", group="plan")
         def view(request):
             return HttpResponse()
 
@@ -90,7 +91,7 @@ class TestPolicies:
         assert panel.key_kind(found["keyed"].key) == "key"
 
     def test_a_rate_function_of_another_process_depends_on_the_request(self, monkeypatch):
-        view = rate_limit(lambda request: "5/m", key="ip", group="plan")(lambda request: HttpResponse())
+        view = rate_limit(rate=lambda request: "5/m", key="ip", group="plan")(lambda request: HttpResponse())
         view(RequestFactory().get("/"))
         recorder.flush()
         monkeypatch.setattr(policies, "of_this_process", dict)
@@ -98,19 +99,19 @@ class TestPolicies:
         assert panel.PolicyRow(policies.all_policies()["plan"], []).rate == ""
 
     def test_the_number_of_policies_is_bounded(self, monkeypatch, client):
-        monkeypatch.setattr(policies, "MAX_POLICIES", 3)
+        monkeypatch.setattr(policies, "POLICIES", replace(policies.POLICIES, size=3))
         for i in range(5):
             check("alice", Policy(f"job-{i}", "5/m"))
         recorder.flush()
-        assert client.hlen(policies.POLICIES_KEY) == 3
+        assert client.hlen(policies.POLICIES.key("")) == 3
         definitions.reset()
         check("alice", Policy("job-0", "6/m"))
         recorder.flush()
         assert str(policies.all_policies()["job-0"].rate) == "6/m"
 
     def test_a_definition_of_another_version_is_left_out(self, client):
-        client.hset(policies.POLICIES_KEY, mapping={"odd": '{"rate": "5/m", "new": 1}', "bad": "{"})
-        client.expire(policies.POLICIES_KEY, 60)
+        client.hset(policies.POLICIES.key(""), mapping={"odd": '{"rate": "5/m", "new": 1}', "bad": "{"})
+        client.expire(policies.POLICIES.key(""), 60)
         assert not {"odd", "bad"} & {*policies.all_policies()}
 
     def test_without_redis_those_of_this_process_are_known(self, redis_unavailable):

@@ -23,10 +23,12 @@ from rlaas_django.testing import embedded_redis
 
 from tests.support.internals import (
     ALGORITHMS,
+    SCRIPTS,
     SLIDING_WINDOW,
     YEAR,
     UnavailableError,
     backend,
+    check_plan,
     paused_background,
     redis_client,
     script_for,
@@ -50,6 +52,20 @@ def test_a_decision_takes_one_round_trip(own, limiter, number, allowed):
     with commands_sent(own.url) as seen:
         assert limiter.check("alice", policies).allowed is allowed
     assert seen == ["EVALSHA"]
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_decision_sends_the_sha_of_the_script_that_is_registered_with_the_cache(algo):
+    registered = backend.registered_scripts("default")
+    script = script_for(algo)
+    packed = check_plan("alice", Policy("p", "5/m", algo=algo), 1).pack().packed
+    assert registered[script.name].sha == script.sha
+    assert f"EVALSHA\r\n$40\r\n{script.sha}".encode() in packed
+
+
+def test_every_script_is_registered_with_the_cache():
+    registered = backend.registered_scripts("default")
+    assert {name: script.sha for name, script in registered.items()} == {script.name: script.sha for script in SCRIPTS}
 
 
 def test_a_script_that_the_server_lost_is_registered_and_called_again(own, limiter):

@@ -17,7 +17,8 @@ from django.test import Client
 from pytest_django.live_server_helper import LiveServer
 from rlaas_django import backend, check
 from rlaas_django.runtime.observers import ALLOWED, OVER, REFUSED
-from rlaas_django.stats import background, recorder, schema
+from rlaas_django.runtime import background
+from rlaas_django.stats import recorder, schema
 
 from tests.browser import admin_urls  # noqa: F401  (before any test: its policies are the site's, and no test's own)
 from tests.browser.conftest import LOOKS

@@ -120,7 +120,7 @@ class TestPolicies:
         )
 
         @rate_limit("login")
-        @rate_limit(lambda request: "5/m", key="global", group="dynamic")
+        @rate_limit(rate=lambda request: "5/m", key="global", group="dynamic")
         def view(request): ...
 
         found = rlaas("policies", "--json").json

@@ -195,7 +195,7 @@ def test_a_policy_that_is_not_understood_is_an_error_that_says_what_to_write(con
 
 
 def test_a_policy_whose_key_is_a_function_is_an_error(configure, write):
-    configure(POLICIES={"own": {"rate": "5/m", "key": "tests.support.commands.test_replay.our_keys"}})
+    configure(POLICIES={"own": {"rate": "5/m", "key": "tests.commands.test_replay.our_keys"}})
     result = rlaas("replay", write([]), "--policy", "own")
     assert result.code == 1
     assert "a function of the request" in result.err

@@ -45,7 +45,7 @@ def shell_commands(text: str) -> list[str]:
 
 PAGES = {
     page.name: commands
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
     if page.name != "tutorial.md" and (commands := shell_commands(page.read_text("utf-8")))
 }
 

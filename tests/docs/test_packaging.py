@@ -135,7 +135,15 @@ def test_the_sdist_holds_what_is_needed_to_test_and_build(built):
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    expected = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile"}
+    expected = {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "Makefile",
+        "constraints.txt",
+    }
     assert expected <= names
     assert {"rlaas_django", "tests", "docs", "example_project"} <= {name.partition("/")[0] for name in names}
     assert not [name for name in names if name.startswith((".venv", ".demo")) or "__pycache__" in name]

@@ -23,7 +23,8 @@ from rest_framework.permissions import IsAuthenticated
 from rest_framework.response import Response
 from rlaas_django import check, rate_limit
 from rlaas_django.models import Override
-from rlaas_django.stats import background
+from rlaas_django.operators import restoring
+from rlaas_django.runtime import background
 
 from tests.support.http import AUTHENTICATION
 from tests.support.internals import TOKEN_BUCKET
@@ -145,8 +146,8 @@ def test_blocks_survive_a_redis_that_evicts(start, use, monkeypatch, policy):
     assert lost
     for n in range(20_000):
         client.unlink(f"cache:{n}")
-    monkeypatch.setattr(background.state, "next_comparison", 0.0)
-    monkeypatch.setattr(background.state, "next_restore", 0.0)
+    monkeypatch.setattr(restoring.state, "next_comparison", 0.0)
+    monkeypatch.setattr(restoring.state, "next_restore", 0.0)
     background.run(20)
     assert not any(check(f"spammer-{n}").allowed for n in range(20))
 

@@ -86,10 +86,9 @@ def tenant(request):
         (rate_limit("3/60", group="g"), {"g": (3, 60)}),
         (rate_limit((3, 60), group="g"), {"g": (3, 60)}),
         (rate_limit(Rate(3, 60), group="g"), {"g": (3, 60)}),
-        (rate_limit(lambda request: "3/m", group="g"), {"g": (3, 60)}),
+        (rate_limit(rate=lambda request: "3/m", group="g"), {"g": (3, 60)}),
         (rate_limit(rate="3/minute", group="g"), {"g": (3, 60)}),
         (rate_limit(rate=(3, 60), key="ip", group="g"), {"g": (3, 60)}),
-        (rate_limit(rate=lambda request: "3/m", group="g"), {"g": (3, 60)}),
         (rate_limit("login", rate="3/min", group="g"), {"login": (2, 60), "g": (3, 60)}),
         (rate_limit("2/s", "3/h", group="g"), {"g-1s": (2, 1), "g-3600s": (3, 3600)}),
         (rate_limit("2/s", "login", group="g"), {"g": (2, 1), "login": (2, 60)}),
@@ -256,7 +255,7 @@ def test_an_allowed_response_has_the_headers(site, clock):
         ("get:q", {"query_params": {"q": "one"}}, {"query_params": {"q": "other"}}),
         (tenant, {"headers": {"X-Tenant": "one"}}, {"headers": {"X-Tenant": "other"}}),
         (
-            "tests.support.http.test_decorators.tenant",
+            "tests.http.test_decorators.tenant",
             {"headers": {"X-Tenant": "one"}},
             {"headers": {"X-Tenant": "other"}},
         ),
@@ -482,7 +481,7 @@ def test_block_false_only_annotates_the_request(site, clock):
         ({}, rate_limit("2/m", block=False)),
         ({"ENABLED": False}, rate_limit("2/m", block=False)),
         ({}, rate_limit("2/m", block=False, method="POST")),
-        ({}, rate_limit(lambda request: None, block=False)),
+        ({}, rate_limit(rate=lambda request: None, block=False)),
         ({}, rate_limit("2/m", block=False, cost=0)),
     ],
     ids=["limited", "disabled", "another method", "no rate", "cost 0"],
@@ -668,7 +667,7 @@ def rate_of_plan(request):
 
 
 @both_ways
-@pytest.mark.parametrize("limit", [rate_limit(rate_of_plan), rate_limit(rate_of_plan, key="ip")])
+@pytest.mark.parametrize("limit", [rate_limit(rate=rate_of_plan), rate_limit(rate=rate_of_plan, key="ip")])
 def test_a_rate_may_depend_on_the_request(site, limit):
     site.serve(limit(site.view(ok)))
     for n, (plan, admitted) in enumerate([("free", 1), ("paid", 3)]):
@@ -677,7 +676,7 @@ def test_a_rate_may_depend_on_the_request(site, limit):
 
 
 def test_a_rate_function_may_return_none_for_no_limit(site, client):
-    site.serve(rate_limit(rate_of_plan, key="ip")(site.view(ok)))
+    site.serve(rate_limit(rate=rate_of_plan, key="ip")(site.view(ok)))
     responses = [site.get(headers={"X-Plan": "own"}) for _ in range(9)]
     assert {response.status_code for response in responses} == {200}
     assert "RateLimit" not in responses[0].headers
@@ -685,7 +684,7 @@ def test_a_rate_function_may_return_none_for_no_limit(site, client):
 
 
 def test_a_client_whose_rate_changes_keeps_its_usage(site, clock):
-    site.serve(rate_limit(rate_of_plan, key="ip")(site.view(ok)))
+    site.serve(rate_limit(rate=rate_of_plan, key="ip")(site.view(ok)))
     assert site.statuses(2, headers={"X-Plan": "free"}) == [200, 429]
     assert site.statuses(3, headers={"X-Plan": "paid"}) == [200, 200, 429]
 
@@ -693,15 +692,15 @@ def test_a_client_whose_rate_changes_keeps_its_usage(site, clock):
 @pytest.mark.parametrize("rate", ["5/month", "", 5, (1,), object(), "0/m", (10**30, 60)])
 def test_an_invalid_rate_of_a_function_is_logged_and_the_default_rate_holds(site, configure, caplog, rate):
     configure(LOG_LINES_PER_SECOND=1000)
-    site.serve(rate_limit(lambda request: rate, key="ip", group="g")(site.view(ok)))
+    site.serve(rate_limit(rate=lambda request: rate, key="ip", group="g")(site.view(ok)))
     assert site.statuses(6) == [200] * 5 + [429]
     assert "is not a rate" in caplog.text
 
 
 @pytest.mark.parametrize("limit", [rate_limit("2/m"), rate_limit("2/m", response=None)])
 def test_a_bare_rate_function_is_not_taken_for_a_view(limit, kind):
-    """`rate_limit(rate_of_plan)` looks like `rate_limit(view)` until it is put on one."""
-    view = rate_limit(rate_of_plan)(as_kind(kind, ok))
+    """`rate_limit(rate=rate_of_plan)` looks like `rate_limit(view)` until it is put on one."""
+    view = rate_limit(rate=rate_of_plan)(as_kind(kind, ok))
     assert iscoroutinefunction(view) == (kind == "async def")
 
 
@@ -1019,13 +1018,14 @@ def viewset_action_outside(limit):
 @pytest.mark.parametrize("handler", ["wsgi", pytest.param("asgi", marks=pytest.mark.slow)])
 def test_django_rest_framework(settings, clock, make, limit, handler):
     site = Site(f"{handler}, def", settings)
+    site.own_body = make is api_class  # the framework's
     view = site.serve(make(limit))
     assert view.csrf_exempt
     responses = [site.get() for _ in range(6)]
     assert [response.status_code for response in responses] == [200] * 5 + [429]
     assert [response.json()["remaining"] for response in responses[:5]] == [4, 3, 2, 1, 0]
     assert [response.headers["X-RateLimit-Remaining"] for response in responses[:5]] == ["4", "3", "2", "1", "0"]
-    assert_refusal(responses[5], policies=policies_of(responses[5]), wait=60)
+    assert_refusal(responses[5], policies=policies_of(responses[5]), wait=60, own_body=site.own_body)
 
 
 class ByHeader(BaseAuthentication):
@@ -1237,6 +1237,15 @@ def test_functions_may_be_given_by_their_dotted_path(site, clock):
     assert site.statuses(3) == [401, 401, 429]
     assert site.get().json() == {"wait": 60.0, "policy": "g"}
     assert charged(Policy("g", "5/m")) == 4
+
+
+@pytest.mark.parametrize("view", [ok, View], ids=["function", "class"])
+def test_a_rate_function_that_is_not_given_as_rate_is_an_error_when_it_is_applied(view):
+    def rate_for(request):
+        return "5/m"
+
+    with pytest.raises(TypeError, match="rate="):
+        rate_limit(rate_for)(view)
 
 
 def test_a_function_without_a_request_is_an_error():

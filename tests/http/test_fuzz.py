@@ -149,7 +149,7 @@ POLICIES = {
     "post": {"rate": "2/m", "key": "post:name", "shadow": True},
 }
 own_limit = rate_limit(
-    lambda request: current.rate, key=lambda request: current.key, cost=lambda request: current.cost, group="own"
+    rate=lambda request: current.rate, key=lambda request: current.key, cost=lambda request: current.cost, group="own"
 )
 
 
@@ -161,7 +161,7 @@ def serve(settings, configure):
     def serve_one(way):
         site = Site(way, settings)
         view = own_limit(site.view(ok))
-        site.serve({"": view, "<path:rest>": view}, middleware=["tests.support.http.test_fuzz.log_in_the_user", OURS])
+        site.serve({"": view, "<path:rest>": view}, middleware=["tests.http.test_fuzz.log_in_the_user", OURS])
 
     return serve_one
 
@@ -322,7 +322,7 @@ def test_a_key_of_5000_digits_is_counted(settings, client, key):
 )
 def test_a_rate_of_5000_digits_is_replaced_by_the_default(settings, rate):
     site = Site("wsgi, def", settings)
-    site.serve(rate_limit(lambda request: rate, key="ip")(ok))
+    site.serve(rate_limit(rate=lambda request: rate, key="ip")(ok))
     assert site.statuses(6) == [200] * 5 + [429]
 
 

@@ -49,7 +49,7 @@ def test_stacked_limits_of_one_group_share_a_counter(clock):
 
 
 @pytest.mark.parametrize(
-    "limit", [rate_limit(lambda request: None), rate_limit("5/m", method="POST"), rate_limit("5/m", block=False)]
+    "limit", [rate_limit(rate=lambda request: None), rate_limit("5/m", method="POST"), rate_limit("5/m", block=False)]
 )
 async def test_every_view_finds_a_decision_on_the_request(limit):
     seen = []
@@ -147,7 +147,7 @@ def rate_from_the_database(request):
 @pytest.mark.parametrize(
     "limit",
     [
-        rate_limit(rate_from_the_database, key="ip"),
+        rate_limit(rate=rate_from_the_database, key="ip"),
         rate_limit("5/m", key=lambda request: f"of {User.objects.count()}"),
         rate_limit("5/m", cost=lambda request: 1 + User.objects.count(), key="ip"),
     ],

@@ -211,7 +211,7 @@ def tenant(request):
         ("post:name", {"method": "post", "data": '{"name": "a"}', "content_type": "application/vnd.x+json"}, "post=a"),
         ("global", {}, "global"),
         (tenant, {"headers": {"X-Tenant": "acme"}}, "key=acme"),
-        ("tests.support.http.test_identity.tenant", {"headers": {"X-Tenant": "acme"}}, "key=acme"),
+        ("tests.http.test_identity.tenant", {"headers": {"X-Tenant": "acme"}}, "key=acme"),
     ],
 )
 def test_each_kind_of_key_reads_its_part_of_the_request(key, options, identity):
@@ -243,7 +243,7 @@ def test_each_kind_of_key_reads_its_part_of_the_request(key, options, identity):
         ("user_or_ip", {}),
         (lambda request: None, {}),
         (lambda request: "", {}),
-        ("tests.support.http.test_identity.tenant", {}),
+        ("tests.http.test_identity.tenant", {}),
     ],
 )
 def test_a_request_without_what_the_key_reads_counts_by_address(key, options):
@@ -266,10 +266,10 @@ def test_a_key_function_s_value_is_the_identity(value, identity):
 
 
 @pytest.mark.parametrize("value", [True, 4.2, b"acme", ["acme"], {}, object()], ids=lambda value: type(value).__name__)
-def test_a_key_function_s_value_that_is_no_identity_is_logged_and_the_address_counts(configure, caplog, value):
+def test_a_key_function_s_value_that_is_not_an_identity_is_logged_and_the_address_counts(configure, caplog, value):
     configure(LOG_LINES_PER_SECOND=1000)
     assert identity_of(lambda request: value) == f"ip={ADDRESS}"
-    assert "no identity" in caplog.text
+    assert "is not an identity" in caplog.text
 
 
 # Credentials

@@ -32,16 +32,16 @@ MIDDLEWARE = [*AUTHENTICATION, "django.contrib.messages.middleware.MessageMiddle
 ADDRESS = "203.0.113.9"
 FAILURES = {"method": "POST", "charge_when": "rlaas_django.login_failed"}
 POLICIES = {
-    "login_address": {"rate": "3/h", "key": "ip", **FAILURES},
-    "login_name": {"rate": "3/h", "key": "post:username", **FAILURES},
+    "login_address": {"rate": "3/h", "key": "ip"},
+    "login_name": {"rate": "3/h", "key": "post:username"},
 }
-RULES = [{"path": "/login/", "policies": [*POLICIES]}, {"path": "/admin/login/", "policies": [*POLICIES]}]
+RULES = [{"path": path, "policies": [*POLICIES], **FAILURES} for path in ("/login/", "/admin/login/")]
 RIGHT, WRONG = {"username": "ann", "password": "right"}, {"username": "ann", "password": "wrong"}
 
 
 @pytest.fixture
 def login_site(settings, configure):
-    """A site whose policies count failed log-ins."""
+    """A site whose rules charge failed log-ins."""
     configure(POLICIES=POLICIES, MIDDLEWARE=RULES)
     settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"  # which need no database
     settings.TEMPLATES = [
@@ -173,7 +173,7 @@ def test_32_parallel_wrong_passwords_are_tried_3_times(login_site, settings, wit
         with_allauth()
     route, make, where, field, content_type = VIEWS[view]
     configure(POLICIES={**POLICIES, "login_name": {**POLICIES["login_name"], "key": f"post:{field}"}})
-    settings.AUTHENTICATION_BACKENDS = ["tests.support.http.test_login.WaitingBackend"]
+    settings.AUTHENTICATION_BACKENDS = ["tests.http.test_login.WaitingBackend"]
     login_site.serve({route: make()}, middleware)
     options = {} if content_type is None else {"content_type": content_type}
     WaitingBackend.expect()
@@ -243,7 +243,7 @@ class OneBackend(BaseBackend):
 
 @pytest.fixture
 def _one_backend(settings):
-    settings.AUTHENTICATION_BACKENDS = ["tests.support.http.test_login.OneBackend"]
+    settings.AUTHENTICATION_BACKENDS = ["tests.http.test_login.OneBackend"]
 
 
 one_backend = pytest.mark.usefixtures("_one_backend")
@@ -281,8 +281,8 @@ def test_each_request_is_judged_by_its_own_log_in(site):
 @both_ways
 def test_a_failure_is_charged_by_every_limit_around_the_view(site, configure):
     configure(
-        POLICIES={"rule": {"rate": "9/h", "key": "ip", "charge_when": login_failed}},
-        MIDDLEWARE=[{"policies": ["rule"]}],
+        POLICIES={"rule": {"rate": "9/h", "key": "ip"}},
+        MIDDLEWARE=[{"policies": ["rule"], "charge_when": login_failed}],
     )
     inner = Policy("inner", "9/h", key="ip")
     site.serve(rate_limit(inner, charge_when=login_failed)(site.view(attempt_view)), middleware=[OURS])
@@ -340,7 +340,7 @@ def test_a_forged_request_does_not_use_up_the_limit(login_site, settings):
     assert charged("login_address") == 0
 
 
-# Options of policies and rules
+# The same options of rules and of decorators
 
 
 def two(request):
@@ -359,103 +359,53 @@ def statuses_of(site, *status, method="get"):
     return [site.request(method, f"/?status={each}").status_code for each in status]
 
 
+@pytest.fixture(params=["rule", "decorator"])
+def limit(request, site, configure):
+    """`limit(rate, **options)`: the view within a policy, by a rule or by a decorator."""
+
+    def limit_view(rate, **options):
+        configure(POLICIES={"p": {"rate": rate, "key": "ip"}})
+        view = site.view(csrf_exempt(answer))
+        if request.param == "decorator":
+            site.serve(rate_limit("p", **options)(view))
+        else:
+            configure(MIDDLEWARE=[{"policies": ["p"], **options}])
+            site.serve(view, middleware=[OURS])
+
+    return limit_view
+
+
 @both_ways
-@pytest.mark.parametrize("charge_when", [refused_password, "tests.support.http.test_login.refused_password"])
-@pytest.mark.parametrize(("place", "use"), [("policy", "rule"), ("policy", "decorator"), ("rule", "rule")])
-def test_charge_when_of_a_policy_or_a_rule(site, configure, charge_when, place, use):
-    options = {"charge_when": charge_when}
-    configure(
-        POLICIES={"p": {"rate": "2/h", "key": "ip", **(options if place == "policy" else {})}},
-        MIDDLEWARE=[{"policies": ["p"], **(options if place == "rule" else {})}] if use == "rule" else [],
-    )
-    view = site.view(answer)
-    site.serve(view if use == "rule" else rate_limit("p")(view), middleware=[OURS] if use == "rule" else [])
+@pytest.mark.parametrize("charge_when", [refused_password, "tests.http.test_login.refused_password"])
+def test_charge_when_of_a_rule_or_a_decorator(site, limit, charge_when):
+    limit("2/h", charge_when=charge_when)
     assert statuses_of(site, 200, 401, 200, 401, 200) == [200, 401, 200, 401, 429]
 
 
 @both_ways
-@pytest.mark.parametrize("cost", [2, two, "tests.support.http.test_login.two"])
-@pytest.mark.parametrize("place", ["policy", "rule"])
-def test_the_cost_of_a_policy_or_a_rule(site, configure, cost, place):
-    options = {"cost": cost}
-    configure(
-        POLICIES={"p": {"rate": "5/h", "key": "ip", **(options if place == "policy" else {})}},
-        MIDDLEWARE=[{"policies": ["p"], **(options if place == "rule" else {})}],
-    )
-    site.serve(site.view(answer), middleware=[OURS])
+@pytest.mark.parametrize("cost", [2, two, "tests.http.test_login.two"])
+def test_the_cost_of_a_rule_or_a_decorator(site, limit, cost):
+    limit("5/h", cost=cost)
     assert site.statuses(3) == [200, 200, 429]
     assert charged("p") == 4
 
 
 @both_ways
 @pytest.mark.parametrize("method", ["POST", ["POST", "PUT"]])
-@pytest.mark.parametrize("place", ["policy", "rule"])
-def test_the_method_of_a_policy_or_a_rule(site, configure, method, place):
-    options = {"method": method}
-    configure(
-        POLICIES={"p": {"rate": "1/h", "key": "ip", **(options if place == "policy" else {})}},
-        MIDDLEWARE=[{"policies": ["p"], **(options if place == "rule" else {})}],
-    )
-    site.serve(site.view(csrf_exempt(answer)), middleware=[OURS])
+def test_the_method_of_a_rule_or_a_decorator(site, limit, method):
+    limit("1/h", method=method)
     assert site.statuses(3) == [200] * 3
     assert [site.post().status_code for _ in range(2)] == [200, 429]
     assert "RateLimit" not in site.get().headers
 
 
-def test_the_options_of_a_view_go_before_those_of_its_policies(site, configure):
-    configure(POLICIES={"p": {"rate": "9/h", "key": "ip", "cost": 2, "charge_when": refused_password}})
-    site.serve(rate_limit("p", cost=3, charge_when=lambda response: response.status_code == 403)(site.view(answer)))
-    statuses_of(site, 200, 401, 403)
-    assert charged("p") == 3
-
-
-@pytest.mark.parametrize("use", ["decorator", "rule"])
-def test_an_explicit_cost_of_1_overrides_the_cost_of_the_policy(site, configure, use):
-    rules = [{"policies": ["p"], "cost": 1}] if use == "rule" else []
-    view = site.view(answer)
-    site.serve(view if rules else rate_limit("p", cost=1)(view), middleware=[OURS] if rules else [])
-    for _ in range(2):  # also after the settings have changed
-        configure(POLICIES={"p": {"rate": "9/h", "key": "ip", "cost": 5}}, MIDDLEWARE=rules)
-        site.get()
-    assert charged("p") == 2
-
-
 @both_ways
-def test_policies_with_different_options_are_decided_one_inside_the_other(site, configure):
-    policies = {
-        "all": {"rate": "9/h", "key": "ip"},
-        "failed": {"rate": "2/h", "key": "ip", "charge_when": refused_password},
-        "dear": {"rate": "9/h", "key": "ip", "cost": 2},
-        "posts": {"rate": "1/h", "key": "ip", "method": "POST"},
-    }
-    configure(POLICIES=policies, MIDDLEWARE=[{"policies": [*policies]}])
-    site.serve(site.view(csrf_exempt(answer)), middleware=[OURS])
-    assert statuses_of(site, 401, 200, 401) == [401, 200, 401]
-    assert [charged(name) for name in policies] == [3, 2, 6, 0]
-    assert_refusal(site.get(), policies=["all", "failed"], violated=["failed"])
-    assert [charged(name) for name in policies] == [3, 2, 6, 0]  # a refusal costs nothing
-
-
-def test_the_options_follow_the_settings(site, configure):
-    view = rate_limit("p")(site.view(answer))
-    site.serve(view)
-    configure(POLICIES={"p": {"rate": "9/h", "key": "ip", "cost": 2}})
-    site.get()
-    configure(POLICIES={"p": {"rate": "9/h", "key": "ip", "cost": 3}})
-    site.get()
-    configure(POLICIES={"p": {"rate": "9/h", "key": "ip"}})
-    site.get()
-    configure(POLICIES={"p": {"rate": "9/h", "key": "ip", "cost": 2}})
-    site.get()
-    assert charged("p") == 8
-
-
-def test_a_rule_and_a_decorator_name_a_policy_with_options_once(site, configure):
+def test_of_a_policy_that_both_name_the_rule_s_options_hold(site, configure):
     configure(
-        POLICIES={"p": {"rate": "9/h", "key": "ip", "cost": 2, "charge_when": refused_password}},
-        MIDDLEWARE=[{"policies": ["p"]}],
+        POLICIES={"p": {"rate": "9/h", "key": "ip"}},
+        MIDDLEWARE=[{"policies": ["p"], "cost": 2, "charge_when": refused_password}],
     )
-    site.serve(rate_limit("p")(site.view(answer)), middleware=[OURS])
+    site.serve(rate_limit("p", cost=3)(site.view(answer)), middleware=[OURS])
     assert statuses_of(site, 401, 200) == [401, 200]
     assert charged("p") == 2
 

@@ -509,7 +509,7 @@ def test_an_exempt_path_loads_no_user(with_users, configure, ann, django_assert_
 def test_functions_for_rate_key_and_cost_may_read_the_user(with_users, ann, bob):
     """Also in an async view, where `request.user` must not reach for the database."""
     limit = rate_limit(
-        lambda request: "4/m" if request.user.username == "ann" else "2/m",
+        rate=lambda request: "4/m" if request.user.username == "ann" else "2/m",
         key=lambda request: request.user.username,
         cost=lambda request: 2 if request.user.is_authenticated else 1,
     )

@@ -338,9 +338,7 @@ async def aown(request, decision):
 
 
 @both_ways
-@pytest.mark.parametrize(
-    "response", [own, aown, "tests.support.http.test_responses.own", "tests.support.http.test_responses.aown"]
-)
+@pytest.mark.parametrize("response", [own, aown, "tests.http.test_responses.own", "tests.http.test_responses.aown"])
 @pytest.mark.parametrize("middleware", [[], [OURS]])
 def test_the_setting_response_is_the_body_and_gets_the_headers(site, configure, clock, response, middleware):
     site.own_body = True
@@ -631,27 +629,67 @@ def test_the_wait_is_long_enough_for_all_of_several_policies(site, clock, scale)
 # Cached pages
 
 
-@pytest.mark.parametrize("site", ["wsgi, def", "asgi, def"], indirect=True)  # cache_page is sync
-@pytest.mark.parametrize("alias", ["locmem", "default"])
-def test_a_cached_page_shows_no_figures_of_the_client_that_it_was_made_for(site, settings, alias):
-    settings.CACHES = {**settings.CACHES, "locmem": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
-    headers = {"X-Site": "x"}
-    view = rate_limit("5/m", key="ip")(site.view(lambda request: HttpResponse("page", headers=headers)))
-    site.serve(cache_page(60, cache=alias)(view))
-    first, second = site.get(), site.get(address="198.51.100.7")
-    assert "X-RateLimit-Remaining" in first.headers
-    assert (second.content, second.headers["X-Site"], second.headers["Content-Type"]) == (
-        b"page",
-        "x",
-        first.headers["Content-Type"],
-    )
+OTHER = "198.51.100.7"  # another client
+CACHE_MIDDLEWARE = [
+    "django.middleware.cache.UpdateCacheMiddleware",
+    OURS,
+    "django.middleware.cache.FetchFromCacheMiddleware",
+]
+cached_by_decorator = pytest.mark.parametrize("site", ["wsgi, def", "asgi, def"], indirect=True)  # cache_page is sync
+
+
+@pytest.fixture
+def page():
+    """A page that says how often it was made; the cache is emptied afterwards."""
+    made = []
+
+    def view(request):
+        made.append(request)
+        return HttpResponse(f"page {len(made)}")
+
+    yield view
+    caches["default"].clear()
+
+
+@cached_by_decorator
+def test_a_limit_outside_cache_page_counts_every_request_and_shows_its_own_figures(site, clock, page):
+    site.serve(rate_limit("5/m", key="ip", group="own")(cache_page(60)(page)))
+    responses = [site.get(), site.get(), site.get(address=OTHER)]
+    assert [response.content for response in responses] == [b"page 1"] * 3
+    figures = [response.headers["RateLimit"] for response in responses]
+    assert figures == ['"own";r=4;t=60', '"own";r=3;t=60', '"own";r=4;t=60']
+
+
+@cached_by_decorator
+def test_below_cache_page_a_cached_page_repeats_the_figures_of_the_client_it_was_made_for(site, clock, page):
+    site.serve(cache_page(60)(rate_limit("5/m", key="ip", group="own")(page)))
+    responses = [site.get(), site.get(address=OTHER)]
+    assert [response.headers["RateLimit"] for response in responses] == ['"own";r=4;t=60'] * 2
+
+
+@cached_by_decorator
+def test_the_figures_of_a_rule_replace_those_of_a_page_from_cache_page(site, clock, page):
+    site.serve(cache_page(60)(rate_limit("9/m", key="ip", group="own")(page)), middleware=[OURS])
+    figures = [site.get(address=address).headers["RateLimit"] for address in (None, None, OTHER)]
+    assert figures == ['"default";r=4;t=60, "own";r=8;t=60', '"default";r=3;t=60', '"default";r=4;t=60']
+
+
+@both_ways
+def test_beside_the_cache_s_middleware_a_cached_page_has_the_rule_s_figures_of_this_client(site, clock, page):
+    site.serve(rate_limit("9/m", key="ip", group="own")(site.view(page)), middleware=CACHE_MIDDLEWARE)
+    responses = [site.get(), site.get(), site.get(address=OTHER)]
+    assert [response.content for response in responses] == [b"page 1"] * 3
+    figures = [response.headers["RateLimit"] for response in responses]
+    assert figures == ['"default";r=4;t=60, "own";r=8;t=60', '"default";r=3;t=60', '"default";r=4;t=60']
+    assert responses[2].headers["RateLimit-Policy"] == '"default";q=5;w=60'
+    assert responses[2].headers["X-RateLimit-Remaining"] == "4"
+
+
+@both_ways
+def test_beside_the_cache_s_middleware_a_cached_page_of_an_exempt_path_has_no_figures(site, clock, configure, page):
+    configure(MIDDLEWARE=[{"exempt": True}])
+    site.serve(rate_limit("9/m", key="ip", group="own")(site.view(page)), middleware=CACHE_MIDDLEWARE)
+    first, second = site.get(), site.get(address=OTHER)
+    assert first.headers["RateLimit"] == '"own";r=8;t=60'
+    assert second.content == b"page 1"
     assert not [name for name in second.headers if "ratelimit" in name.lower()]
-    caches[alias].clear()
-
-
-@pytest.mark.parametrize("site", ["wsgi, def", "asgi, def"], indirect=True)
-def test_the_figures_of_the_middleware_are_on_a_cached_page(site):
-    site.serve(cache_page(60, cache="default")(rate_limit("9/m", key="ip")(site.view(ok))), middleware=[OURS])
-    figures = [site.get(address=address).headers["RateLimit"] for address in (None, None, "198.51.100.7")]
-    assert [text.partition(";")[0] for text in figures[1:]] == ['"default"'] * 2
-    assert [re.search("r=([0-9]+)", text)[1] for text in figures[1:]] == ["3", "4"]

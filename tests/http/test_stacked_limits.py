@@ -1,4 +1,4 @@
-"""A rule of the middleware and the decorators of the view: decided in one call where that is certain to be right."""
+"""A rule of the middleware and the decorators of the view: checks of their own, which know of each other."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from django.http import HttpResponse
 from django.test import Client
 from django.utils.decorators import method_decorator
 from django.views import View
-from django.views.decorators.csrf import csrf_exempt
 from rlaas_django import Policy, peek, rate_limit
 
-from tests.support.http import OURS, both_ways, ok
-from tests.support.internals import YEAR
+from tests.support.http import OURS, assert_refusal, both_ways, ok
+from tests.support.internals import YEAR, refusal_cache
 from tests.support.observation import commands_sent
 
 CSRF = "django.middleware.csrf.CsrfViewMiddleware"
@@ -56,31 +55,63 @@ def deferred(limit):
 
 
 @both_ways
-def test_the_rule_and_the_decorators_take_one_call(own, site):
+def test_the_rule_and_each_decorator_are_checked_one_after_the_other(own, site):
     site.serve(rate_limit(OUTER)(rate_limit(OWN)(site.view(ok))), middleware=[OURS])
-    assert calls_of(site, own) == 1
+    assert calls_of(site, own) == 3
     assert charged("site", OUTER, OWN) == [2, 2, 2]
 
 
 @both_ways
-def test_a_request_that_the_decorator_refuses_is_never_charged_to_the_rule(own, site):
-    site.serve(rate_limit(OWN)(site.view(ok)), middleware=[OURS])
+@pytest.mark.parametrize("limit", [rate_limit("site"), rate_limit("site", OWN)], ids=["alone", "with another"])
+def test_a_policy_that_the_rule_and_the_decorator_name_is_charged_once(site, limit):
+    site.serve(limit(site.view(ok)), middleware=[OURS])
     assert site.statuses(2) == [200, 200]
+    assert charged("site") == [2]
+
+
+@both_ways
+def test_a_decorator_with_nothing_of_its_own_takes_no_call(own, site):
+    site.serve(rate_limit("site")(site.view(ok)), middleware=[OURS])
+    assert calls_of(site, own) == 1
+
+
+@both_ways
+def test_a_request_that_the_decorator_refuses_is_refunded_to_the_rule(site):
+    site.serve(rate_limit(OUTER)(rate_limit(OWN)(site.view(ok))), middleware=[OURS])
+    assert site.statuses(5) == [200, 200, 429, 429, 429]
+    assert charged("site", OUTER, OWN) == [2, 2, 2]
+
+
+@pytest.mark.xfail(strict=False, reason="the limiter drops every cached refusal of a policy that is refunded")
+def test_such_a_refund_leaves_the_cached_refusals_of_other_clients(own, site, configure, monkeypatch):
+    """So that an attack on a view below a rule stays cheap."""
+    monkeypatch.setattr(refusal_cache, "MAX_AGE", 60.0)
+    configure(POLICIES={"site": {"rate": (3, YEAR), "key": "ip"}}, LOCAL_REFUSALS=True)
+    site.serve({"": ok, "limited": rate_limit(OWN)(ok)}, middleware=[OURS])
+    assert site.statuses(4) == [200, 200, 200, 429]
+    assert site.statuses(3, "/limited", address="198.51.100.7") == [200, 200, 429]
     with commands_sent(own.url) as names:
         assert site.statuses(3) == [429] * 3
+    assert names.count("EVALSHA") == 0
+
+
+@both_ways
+def test_a_request_that_the_rule_refuses_never_reaches_the_decorator(own, site, configure):
+    configure(POLICIES={"site": {"rate": "1/h", "key": "global"}})
+    site.serve(rate_limit(OWN)(site.view(ok)), middleware=[OURS])
+    site.get()
+    with commands_sent(own.url) as names:
+        refused = [site.get() for _ in range(3)]
     assert names.count("EVALSHA") == 3
-    assert charged("site", OWN) == [2, 2]
-
-
-def test_a_bare_decorator_is_decided_with_the_rule(own, site):
-    site.serve(rate_limit(site.view(ok)), middleware=[OURS])
-    assert calls_of(site, own) == 1
-    assert charged("site", "default") == [2, 2]
+    assert charged("site", OWN) == [1, 1]
+    for response in refused:
+        assert_refusal(response, policies=["site"], violated=["site"])
 
 
 @pytest.mark.parametrize(
     "limit",
     [
+        pytest.param(rate_limit, id="the default policy"),
         pytest.param(deferred(rate_limit(OWN)), id="below another decorator"),
         pytest.param(rate_limit(OUTER, cost=2), id="another cost"),
         pytest.param(rate_limit(OWN, block=False), id="block=False"),
@@ -88,11 +119,11 @@ def test_a_bare_decorator_is_decided_with_the_rule(own, site):
         pytest.param(rate_limit(OWN, charge_on_error=False), id="charge_on_error"),
         pytest.param(rate_limit(OWN, response=lambda request, decision: HttpResponse("later")), id="response"),
         pytest.param(rate_limit("2/h", key=lambda request: "x", group="by-function"), id="a function as key"),
-        pytest.param(rate_limit(lambda request: "2/h", group="by-rate"), id="a function as rate"),
+        pytest.param(rate_limit(rate=lambda request: "2/h", group="by-rate"), id="a function as rate"),
         pytest.param(method_decorator(rate_limit(OWN), name="dispatch"), id="a class"),
     ],
 )
-def test_other_limits_are_decided_by_themselves(own, site, limit):
+def test_whatever_the_decorator_is_it_is_a_check_of_its_own(own, site, limit):
     class Page(View):
         def get(self, request):
             return ok(request)
@@ -120,11 +151,6 @@ def test_a_page_of_another_site_cannot_use_up_the_limits_of_a_form(site):
     client = Client(enforce_csrf_checks=True, REMOTE_ADDR=CLIENT["ip"])
     assert [client.post("/").status_code for _ in range(3)] == [403] * 3
     assert charged("site", OWN) == [3, 0]
-
-
-def test_posts_that_need_no_csrf_token_take_one_call(own, site):
-    site.serve(rate_limit(OWN)(csrf_exempt(ok)), middleware=[OURS])
-    assert calls_of(site, own, "post") == 1
 
 
 def test_a_policy_of_the_same_name_is_the_rule_s(site):

@@ -51,16 +51,16 @@ def test_the_command_is_what_packing_it_word_by_word_gives(number, options):
         identities, cost = policy_set.identify(name), rng.choice([0, 1, 1, 1, 7, 10**6])
         assert identities == (name,) * number
         operation = "check" if cost else "peek"
-        call = Check(policy_set, identities, cost, cost > 0).pack()
-        assert call.packed == pack_words(words(policy_set, identities, call.unique, cost, operation))
+        check = Check(policy_set, identities, cost, cost > 0)
+        assert check.pack().packed == pack_words(words(policy_set, identities, check.unique, cost, operation))
 
 
 def test_identities_that_differ_have_an_override_key_each():
     policy_set = compile_policies((Policy("u", "5/m", key="user"), Policy("i", "5/m", key="ip")))
     identities = policy_set.identify({"user": "alice", "ip": "203.0.113.9"})
     assert identities == ("alice", "ip=203.0.113.9")
-    call = Check(policy_set, identities, 1, True).pack()
-    assert call.packed == pack_words(words(policy_set, identities, call.unique, 1, "check"))
+    check = Check(policy_set, identities, 1, True)
+    assert check.pack().packed == pack_words(words(policy_set, identities, check.unique, 1, "check"))
 
 
 def test_a_part_of_a_set_has_the_counters_of_the_set():
@@ -69,7 +69,7 @@ def test_a_part_of_a_set_has_the_counters_of_the_set():
     whole = CompiledPolicySet(policies(2), conf.config(), clustered)
     check = Check(whole, ("alice", "bob"), 1, True)
     for i in (0, 1):
-        assert check.part([i], charge=True).key == whole.keys(check.identities)[i]
+        assert check.part([i], charge=True).pack().key == whole.keys(check.identities)[i]
         assert check.part([i], charge=True).policy_set is whole.part([i])
     assert check.part([0, 1], charge=False).policy_set is whole
 
@@ -130,4 +130,4 @@ def test_policies_made_for_each_call_fill_no_memory(configure):
 
     for n in range(compiled.MAX_COMPILED + 10):
         compile_policies(Policy(f"p{n}", "5/m"))
-    assert len(compiled.conf.config().compiled) <= compiled.MAX_COMPILED
+    assert len(compiled.conf.config().derived.policy_sets) <= compiled.MAX_COMPILED

@@ -15,7 +15,8 @@ from rlaas_django.core.keys import encode_network
 from rlaas_django.limiter import networks, overrides
 from rlaas_django.limiter.overrides import BLOCK, EVERY_POLICY, EXEMPT, FACTOR, LIMIT
 from rlaas_django.models import Override
-from rlaas_django.stats import background
+from rlaas_django.operators import restoring
+from rlaas_django.runtime import background
 
 from tests.support.internals import check_plan, conf
 from tests.support.observation import commands_sent
@@ -260,11 +261,11 @@ class TestModel:
         client.delete(networks.KEY)
         networks.refresh()
         assert check("203.0.113.9", BY_ADDRESS).allowed
-        monkeypatch.setattr(background.state, "next_comparison", 0.0)
+        monkeypatch.setattr(restoring.state, "next_comparison", 0.0)
         background.run(20)
         assert not check("203.0.113.9", BY_ADDRESS).allowed
         client.flushdb()
-        monkeypatch.setattr(background.state, "next_restore", 0.0)
+        monkeypatch.setattr(restoring.state, "next_restore", 0.0)
         background.run(20)
         assert json.loads(client.get(networks.KEY)[networks.DIGEST_SIZE :])
 

@@ -19,7 +19,8 @@ from rlaas_django.core.policy import ALGORITHMS, TOKEN_BUCKET
 from rlaas_django.limiter import overrides, refund_units
 from rlaas_django.limiter.overrides import BLOCK, EVERY_POLICY, EXEMPT, FACTOR, LIMIT, in_force
 from rlaas_django.models import Override
-from rlaas_django.stats import background
+from rlaas_django.operators import restoring
+from rlaas_django.runtime import background
 
 HOUR = 3_600_000
 
@@ -298,13 +299,13 @@ class TestModel:
         self.set(LIMIT, policy="default", limit=2)
         client.flushdb()
         assert check("alice").limit == 5
-        monkeypatch.setattr(background.state, "next_restore", 0.0)
+        monkeypatch.setattr(restoring.state, "next_restore", 0.0)
         background.run(20)
         assert client.exists(overrides.MARKER)
         assert check("alice").limit == 2
 
     def compare(self, monkeypatch):
-        monkeypatch.setattr(background.state, "next_comparison", 0.0)
+        monkeypatch.setattr(restoring.state, "next_comparison", 0.0)
         background.run(20)
 
     def test_an_evicted_override_is_restored_though_the_marker_is_there(self, client, monkeypatch):
@@ -326,7 +327,7 @@ class TestModel:
         with override_settings(CACHES=gone):
             self.set()
             self.compare(monkeypatch)  # fails, and stays due
-        assert background.state.next_comparison == 0.0
+        assert restoring.state.next_comparison == 0.0
         background.run(20)
         assert not check("alice").allowed
 
@@ -343,7 +344,7 @@ class TestModel:
         background.run(20)
         background.run(20)
         assert client.exists(*[f"rlaas:override:{name}" for name in "abcde"]) == 5
-        assert background.state.next_comparison > time.monotonic()
+        assert restoring.state.next_comparison > time.monotonic()
 
     def test_the_command_restores_overrides(self, client):
         self.set()

@@ -9,15 +9,17 @@ import multiprocessing
 import threading
 import time
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from django.db import connections
 from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory, override_settings
 from rlaas_django import Policy, backend, check, rate_limit
-from rlaas_django.runtime import observers, process
-from rlaas_django.stats import background, reader, recorder, schema
-from rlaas_django.stats.user_agents import classify
+from rlaas_django.operators import restoring
+from rlaas_django.runtime import background, observers, process
+from rlaas_django.stats import reader, recorder, schema
+from rlaas_django.stats.schema import user_agent_class
 
 GONE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
 
@@ -320,8 +322,8 @@ class TestSeries:
         send(Policy("p", "9/m", key="ip"))
         recorder.flush()
         now = int(time.time())
-        assert schema.DAY < client.ttl(schema.minutes_key("p", now // schema.HOUR)) <= 2 * schema.DAY
-        assert 8 * schema.DAY <= client.ttl(schema.hours_key("p", now // schema.DAY)) <= 9 * schema.DAY
+        assert schema.DAY < client.ttl(schema.MINUTES.key("p", now)) <= 2 * schema.DAY
+        assert 8 * schema.DAY <= client.ttl(schema.HOURS.key("p", now)) <= 9 * schema.DAY
 
 
 class TestRefusals:
@@ -356,11 +358,11 @@ class TestRefusals:
         assert reader.most_refused() == (refused, {f"job of {name}": number for name, number in refused.items()})
 
     def test_the_newest_are_kept(self, monkeypatch, client):
-        monkeypatch.setattr(schema, "MAX_REFUSALS", 10)
+        monkeypatch.setattr(schema, "REFUSALS", replace(schema.REFUSALS, size=10))
         for i in range(4):
             send(Policy("p", "1/m", key="ip"), 5, path=f"/{i}")
             recorder.flush()
-        assert client.llen(schema.refusals_key("p")) == 10
+        assert client.llen(schema.REFUSALS.key("p")) == 10
         assert reader.refusals(["p"])[0].path == "/3"
 
 
@@ -375,7 +377,7 @@ class TestRefusals:
     ],
 )
 def test_the_class_of_a_user_agent(user_agent, expected):
-    assert classify(user_agent) == expected
+    assert user_agent_class(user_agent) == expected
 
 
 class TestWatched:
@@ -387,7 +389,8 @@ class TestWatched:
         assert reader.watched("p") == [("p", "ip=203.0.113.3", 101), ("p", "ip=203.0.113.2", 80)]
 
     def test_the_identities_with_the_most_refusals_are_kept(self, monkeypatch):
-        monkeypatch.setattr(schema, "MAX_IDENTITIES", 3)
+        for name in ("IDENTITIES", "WATCHED"):
+            monkeypatch.setattr(schema, name, replace(getattr(schema, name), size=3))
         for i in range(6):
             send(Policy("p", "1/m", key="ip"), 2 + i, address=f"203.0.113.{i}")
         recorder.flush()
@@ -395,7 +398,7 @@ class TestWatched:
         assert [*reader.refused_identities(["p"])["p"].values()] == [6, 5, 4]
 
     def test_an_earlier_hour_takes_no_room_from_this_one(self, monkeypatch):
-        monkeypatch.setattr(schema, "MAX_IDENTITIES", 3)
+        monkeypatch.setattr(schema, "WATCHED", replace(schema.WATCHED, size=3))
         now = time.time()
         with monkeypatch.context() as patch:
             patch.setattr(time, "time", lambda: now - 2 * schema.HOUR)
@@ -442,7 +445,8 @@ class TestBackground:
         def flush():
             raise ValueError("odd")
 
-        monkeypatch.setattr(recorder, "flush", flush)
+        monkeypatch.setattr(background, "jobs", dict(background.jobs))
+        background.register(flush)
         background.run(20)
         send(Policy("p", "3/m", key="ip"), 2)
         (line,) = [record.getMessage() for record in caplog.records if "flush" in record.getMessage()]
@@ -452,7 +456,8 @@ class TestBackground:
         def flush():
             raise backend.UnavailableError("closed")
 
-        monkeypatch.setattr(recorder, "flush", flush)
+        monkeypatch.setattr(background, "jobs", dict(background.jobs))
+        background.register(flush)
         background.run(20)
         assert "flush failed" not in caplog.text
 
@@ -463,7 +468,7 @@ class TestBackground:
 
         monkeypatch.setattr("rlaas_django.models.Override.publish_missing", fail)
         monkeypatch.setitem(connections.settings["default"], "ENGINE", f"django.db.backends.{engine}")
-        monkeypatch.setattr(background.state, "next_comparison", 0.0)
+        monkeypatch.setattr(restoring.state, "next_comparison", 0.0)
         background.run(20)
         assert ("restore_lost_overrides failed" in caplog.text) == logged
 
@@ -514,12 +519,15 @@ class TestStalledThread:
         assert last_minutes("p").allowed == 3  # the fourth waits for another five seconds
 
     def test_a_request_does_not_query_the_database(self, monkeypatch):
-        monkeypatch.setattr(background, "restore_lost_overrides", lambda: pytest.fail("restored"))
+        monkeypatch.setattr("rlaas_django.models.Override.restore", lambda: pytest.fail("restored"))
         monkeypatch.setattr(background.state, "last_round", time.monotonic() - 60)
         send(Policy("p", "100/m", key="ip"))
         assert last_minutes("p").allowed == 2
 
     async def test_nothing_is_flushed_in_an_event_loop(self, monkeypatch):
-        monkeypatch.setattr(recorder, "flush", lambda: pytest.fail("flushed in the event loop"))
+        rounds = []
+        monkeypatch.setattr(background, "jobs", {})
+        background.register(lambda: rounds.append("in the event loop"), background.WHEN_STALLED)
         monkeypatch.setattr(background.state, "last_round", time.monotonic() - 60)
         background.wake()
+        assert not rounds

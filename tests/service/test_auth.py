@@ -207,7 +207,7 @@ def by_session(request):
     return Caller(f"user-{request.user.pk}", frozenset(VERBS)) if request.user.is_authenticated else None
 
 
-@pytest.mark.parametrize("function", [by_header, by_header_async, "tests.support.service.test_auth.by_header"])
+@pytest.mark.parametrize("function", [by_header, by_header_async, "tests.service.test_auth.by_header"])
 def test_the_site_says_who_calls(service, configure, function):
     configure(SERVICE={"AUTHENTICATE": function})
     nobody = service.as_caller(None)

@@ -33,7 +33,7 @@ EXCLUDED = ["positive_data_acceptance", "negative_data_rejection"]
 
 @pytest.fixture(params=["wsgi", "asgi"])
 def handler(request, settings, configure) -> str:
-    settings.ROOT_URLCONF = urlconf()
+    settings.ROOT_URLCONF = urlconf(request.param)
     configure(POLICIES=POLICIES, SERVICE={"TOKENS": TOKENS})
     return request.param
 

@@ -377,7 +377,7 @@ def test_a_body_over_a_megabyte_is_too_large(service, settings):
 
 @pytest.mark.django_db
 async def test_a_body_without_a_length_is_bounded(settings, configure):
-    settings.ROOT_URLCONF = urlconf()
+    settings.ROOT_URLCONF = urlconf("asgi")
     configure(SERVICE={"TOKENS": TOKENS}, POLICIES=POLICIES)
     headers = [(b"authorization", f"Bearer {LESSER}".encode())]
     scope = {"type": "http", "method": "POST", "path": "/rlaas/check", "headers": headers, "query_string": b""}
@@ -454,7 +454,7 @@ def test_a_refund_without_redis_may_be_asked_for_again(service, use, settings):
 
 
 async def test_under_asgi_the_event_loop_decides(settings, configure, monkeypatch):
-    settings.ROOT_URLCONF = urlconf()
+    settings.ROOT_URLCONF = urlconf("asgi")
     configure(SERVICE={"TOKENS": TOKENS}, POLICIES=POLICIES)
     loops = []
 
@@ -466,6 +466,14 @@ async def test_under_asgi_the_event_loop_decides(settings, configure, monkeypatc
     response = await AsyncClient().get("/rlaas/check?userId=a", headers={"Authorization": f"Bearer {LESSER}"})
     assert response.status_code == 200
     assert loops == [asyncio.get_running_loop()]
+
+
+@pytest.mark.parametrize(("handler", "urls"), [("asgi", "wsgi"), ("wsgi", "asgi")])
+def test_the_urls_of_the_other_handler_work(settings, configure, handler, urls):
+    settings.ROOT_URLCONF = urlconf(urls)
+    configure(SERVICE={"TOKENS": TOKENS}, POLICIES=POLICIES)
+    statuses = [Service(handler).get("check?userId=alice&policy=search").status_code for _ in range(4)]
+    assert statuses == [200, 200, 200, 429]
 
 
 def test_the_middleware_does_not_limit_the_service(service, settings):

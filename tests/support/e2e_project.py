@@ -105,7 +105,7 @@ LIMITS = {
     "shadow": rate_limit("2/h", key="ip", shadow=True, group="shadow"),
     "annotated": rate_limit("2/h", key="ip", block=False, group="annotated"),
     "own": rate_limit("2/h", key="ip", response=own, group="own"),
-    "plan": rate_limit(plan, key="ip", group="plan"),
+    "plan": rate_limit(rate=plan, key="ip", group="plan"),
     "token": rate_limit("2/h", key="token", group="token"),
     "mixed": rate_limit("login", Policy("trial", "1/h", key="ip", shadow=True)),
     "load": rate_limit("500/d", key="header:X-Api-Key", group="load"),
@@ -119,7 +119,7 @@ urlpatterns = [
     path("default", show),
     path("api/<path:rest>", lambda request, rest: show(request)),
     path("default/failing", failing),
-    path("rlaas/", include("rlaas_django.service.urls")),
+    path("rlaas/", include(f"rlaas_django.service.{os.environ['RLAAS_TEST_SERVICE']}")),
     path("healthz", lambda request: HttpResponse("ok")),
     path("class", Page.as_view()),
     path("async/class", AsyncPage.as_view()),
@@ -142,6 +142,5 @@ def wsgi():
 
 def asgi():
     from django.core.asgi import get_asgi_application
-    from rlaas_django.asgi import flush_on_shutdown
 
-    return flush_on_shutdown(get_asgi_application())
+    return get_asgi_application()

@@ -19,8 +19,10 @@ from rlaas_django.backend.pool import Pool
 from rlaas_django.backend.scripts import FILES as LUA_FILES
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
 from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
+from rlaas_django.checks import settings as settings_checks
+from rlaas_django.checks import views as view_checks
 from rlaas_django.checks.server import check_eviction, check_rights
-from rlaas_django.checks.settings import check_proxies, check_settings, check_shared_cache
+from rlaas_django.checks.settings import check_proxies, check_shared_cache
 from rlaas_django.conf import POLICY_OPTIONS
 from rlaas_django.core.decision import Decision, Outcome, passes, strictest
 from rlaas_django.core.keys import ENDINGS as KEY_ENDINGS
@@ -41,10 +43,10 @@ from rlaas_django.core.policy import (
 )
 from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
 from rlaas_django.core.text import fold
-from rlaas_django.http import responses
+from rlaas_django.http import headers as header_module  # the one that names headers
 from rlaas_django.http import rules as http_rules
-from rlaas_django.http.identity import client_address
-from rlaas_django.http.responses import whole_seconds
+from rlaas_django.http.headers import whole_seconds
+from rlaas_django.http.proxies import client_address
 from rlaas_django.limiter import acheck_each, check_each, networks, overrides, refund_units, refusal_cache
 from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
@@ -62,18 +64,19 @@ from rlaas_django.replay.policies import parse_policy
 from rlaas_django.replay.report import report as replay_report
 from rlaas_django.replay.running import Replay
 from rlaas_django.replay.sources import Log
-from rlaas_django.runtime import log, observers, registry
+from rlaas_django.runtime import background, log, observers, registry
+from rlaas_django.runtime.background import run as run_background_jobs
 from rlaas_django.service import auth as service_auth
 from rlaas_django.service import receipts
 from rlaas_django.service import urls as service_urls
 from rlaas_django.service.parsing import FIELDS
-from rlaas_django.stats import background, recorder
-from rlaas_django.stats.background import run as run_background_jobs
+from rlaas_django.stats import recorder
 from rlaas_django.stats.reader import minutes as read_minutes
 from rlaas_django.stats.reader import refusals as read_refusals
 from rlaas_django.stats.reader import total
 from rlaas_django.stats.reader import totals as statistics_totals
 from rlaas_django.stats.recorder import flush as flush_statistics
+from rlaas_django.stats.schema import SITE as SITE_STATISTICS
 
 __all__ = [
     "ALGORITHMS",
@@ -86,6 +89,7 @@ __all__ = [
     "POLICY_OPTIONS",
     "RULE_OPTIONS",
     "SCRIPTS",
+    "SITE_STATISTICS",
     "SLIDING_WINDOW",
     "SLIDING_WINDOW_COMPACT",
     "SLIDING_WINDOW_COUNTER",
@@ -189,9 +193,13 @@ __all__ = [
 DEFAULTS = conf.DEFAULTS
 exempt_views = registry.exempt_views
 escape_for_log = log.escaped
-header_module = responses  # the one that names headers
 reset_statistics = recorder.reset
 TOPOLOGY_THREAD = "rlaas_django topology"
+
+
+def check_settings() -> list:
+    """Return what the system checks report that do not need --deploy."""
+    return [*settings_checks.check_settings(), *view_checks.check_views()]
 
 
 def redis_client(alias: str):
@@ -283,7 +291,9 @@ def cached_refusals() -> int:
 
 
 def unique_id() -> str:
-    return check_plan("alice", None, 1).pack().unique
+    check = check_plan("alice", None, 1)
+    check.pack()
+    return check.unique
 
 
 def pack_words(words) -> bytes:

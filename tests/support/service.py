@@ -34,10 +34,11 @@ def search(request):
     return HttpResponse("found")
 
 
-def urlconf() -> Any:
-    """Return URLs with the service, and a view under one of the policies."""
+def urlconf(handler: str = "wsgi") -> Any:
+    """Return URLs with the service for a handler, and a view under one of the policies."""
+    urls = {"wsgi": "rlaas_django.service.urls", "asgi": "rlaas_django.service.async_urls"}[handler]
     module: Any = types.ModuleType("tests.service_urls")
-    module.urlpatterns = [path("rlaas/", include("rlaas_django.service.urls")), path("search", search)]
+    module.urlpatterns = [path("rlaas/", include(urls)), path("search", search)]
     return module
 
 
@@ -73,7 +74,7 @@ class Service:
 
 def serve(handler: str, settings: Any, configure: Any, policies: dict[str, Any]) -> Service:
     """Serve the service under these policies, to callers with TOKENS."""
-    settings.ROOT_URLCONF = urlconf()
+    settings.ROOT_URLCONF = urlconf(handler)
     configure(POLICIES=policies, SERVICE={"TOKENS": TOKENS})
     return Service(handler)
 

@@ -42,6 +42,7 @@ def serving(name: str, log: Path, workers: int = WORKERS) -> Iterator[int]:
             "DJANGO_SETTINGS_MODULE": "tests.support.e2e_project",
             "RLAAS_TEST_REDIS": REDIS,
             "RLAAS_TEST_TOKEN": TOKEN,
+            "RLAAS_TEST_SERVICE": "async_urls" if name == "uvicorn" else "urls",
         }
         server = subprocess.Popen(
             [sys.executable, "-m", *words],

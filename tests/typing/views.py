@@ -124,8 +124,8 @@ def many(request: HttpRequest) -> HttpResponse:
 
 
 @rate_limit(rate=rate_of, key="user", method=["POST", "PUT"], charge_when=failed, response=later)
-@rate_limit(rate_of)
-@rate_limit(rate_of, key="ip", cost=lambda request: 1, response=alater, group="g", label="l")
+@rate_limit(rate=rate_of)
+@rate_limit(rate=rate_of, key="ip", cost=lambda request: 1, response=alater, group="g", label="l")
 @rate_limit(rate="5/minute", algo="token-bucket-algo", burst=9, charge_when="rlaas_django.login_failed")
 def functions(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
@@ -139,3 +139,4 @@ rate_limit("5/m", key=5)  # type: ignore[call-overload]
 rate_limit("5/m", kee="ip")  # type: ignore[call-overload]
 rate_limit("5/m", charge_when=401)  # type: ignore[call-overload]
 rate_limit("5/m", cost="a", block=None)  # type: ignore[call-overload]
+rate_limit(rate_of)(many)  # type: ignore[arg-type]

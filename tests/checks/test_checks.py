@@ -1,16 +1,21 @@
-"""System checks beyond the mistakes of tests/http/test_conf.py: rules, proxies, and the limits of views."""
+"""System checks beyond the mistakes of tests/checks/test_conf.py: rules, proxies, and the limits of views."""
 
 from __future__ import annotations
 
 from functools import partial
+from types import ModuleType
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.http import HttpResponse
 from django.test import override_settings
+from django.urls import path as urls_path
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.cache import cache_control
+from rest_framework.authentication import SessionAuthentication, TokenAuthentication
+from rest_framework.decorators import api_view, authentication_classes
 from rlaas_django import Policy, rate_limit
 from rlaas_django.middleware import RateLimitMiddleware
 
@@ -85,8 +90,6 @@ def test_an_invalid_rule_is_an_error(configure, rule, message):
         ({"RESPONSE": 5}, "E010", "should be a callable"),
         ({"POLICIES": {"a": {"rate": "5/m", "key": "no.such.key"}}}, "E011", "'no.such.key' cannot be imported"),
         ({"POLICIES": {"a": {"rate": "5/m", "key": "math.pi"}}}, "E011", "'math.pi' is not a callable"),
-        ({"POLICIES": {"a": {"rate": "5/m", "cost": "math.pi"}}}, "E011", "Policy 'a': its cost 'math.pi' is not"),
-        ({"POLICIES": {"a": {"rate": "5/m", "charge_when": "no.such"}}}, "E011", "'no.such' cannot be imported"),
     ],
 )
 def test_an_invalid_or_dangerous_value_is_reported(configure, options, code, message):
@@ -159,7 +162,7 @@ class OwnMiddleware(RateLimitMiddleware):
     pass
 
 
-@pytest.mark.parametrize("ours", [OURS, "tests.support.http.test_checks.OwnMiddleware"])
+@pytest.mark.parametrize("ours", [OURS, "tests.checks.test_checks.OwnMiddleware"])
 def test_the_middleware_may_be_a_subclass(settings, configure, ours):
     settings.MIDDLEWARE = [AUTHENTICATION, ours]
     configure(MIDDLEWARE=[{"path": "/api/", "exempt": True}])
@@ -348,32 +351,92 @@ def test_a_cost_that_is_too_large_for_the_algorithm_is_an_error(configure):
     assert view
 
 
+def is_401(response):
+    return response.status_code == 401
+
+
+def use_view(settings, view, path="search/"):
+    """Have a view, which a rule may match, at a URL of the site."""
+    urls = ModuleType("urls")
+    urls.urlpatterns = [urls_path(path, view)]
+    settings.ROOT_URLCONF = urls
+
+
 @pytest.mark.parametrize(
-    ("ours", "of_policy", "wrong"),
+    ("rule", "decorator", "options"),
     [
-        ("GET", "POST", True),
-        (["PUT", "PATCH"], ["GET", "POST"], True),
-        (["GET", "POST"], "POST", False),
-        ("HEAD", "GET", False),
-        (None, "POST", False),
-        ("GET", None, False),
+        ({}, {}, None),
+        ({"cost": 1}, {}, None),
+        ({"cost": 2}, {"cost": 2}, None),
+        ({"charge_when": is_401}, {"charge_when": f"{__name__}.is_401"}, None),
+        ({"method": "POST", "cost": 2}, {"method": "GET"}, None),
+        ({"path": "/other/", "cost": 2}, {}, None),
+        ({"charge_when": "no.such.function"}, {"charge_when": "no.such.function"}, None),
+        ({"cost": 2}, {}, "cost"),
+        ({"method": "POST", "cost": 2}, {}, "cost"),
+        ({}, {"cost": ok}, "cost"),
+        ({"charge_when": is_401}, {}, "charge_when"),
+        ({}, {"cost": 2, "charge_when": is_401}, "cost and charge_when"),
     ],
 )
-@pytest.mark.parametrize("place", ["decorator", "method", "rule"])
-def test_methods_that_have_none_in_common_with_those_of_the_policy_are_an_error(
-    configure, settings, place, ours, of_policy, wrong
+@pytest.mark.parametrize("has_middleware", [True, False])
+def test_a_policy_that_a_rule_and_a_decorator_charge_differently_is_a_warning(
+    configure, settings, rule, decorator, options, has_middleware
 ):
+    settings.MIDDLEWARE = [OURS] if has_middleware else []
+    policies = {"search": {"rate": "5/m", "key": "ip"}, "every": {"rate": "9/m", "key": "ip"}}
+    configure(POLICIES=policies, MIDDLEWARE=[{"path": "/search/", **rule, "policies": ["every", "search"]}])
+    use_view(settings, rate_limit("search", **decorator)(ok))
+    messages = [message for code, message in found() if code == "W014"]
+    if options is None or not has_middleware:
+        assert messages == []
+    else:
+        (message,) = messages
+        assert message.startswith("RATE_LIMITER['MIDDLEWARE'][0] and tests.support.http.ok both apply policy 'search'")
+        assert f"with another {options}: a request is charged once, by the rule" in message
+
+
+def test_the_default_policy_that_the_middleware_applies_without_rules_is_compared_as_well(configure, settings):
     settings.MIDDLEWARE = [OURS]
-    policies = {"login": {"rate": "5/m", "key": "ip", "method": of_policy}, "every": {"rate": "5/m", "key": "ip"}}
-    rule = {"path": "/", "method": ours, "policies": [*policies]}
-    configure(POLICIES=policies, MIDDLEWARE=[rule] if place == "rule" else [])
-    limit = None if place == "rule" else rate_limit(*policies, method=ours)
-    view = limit(ok) if place == "decorator" else limit  # a method is shown to its decorator by the first request
-    problems = found()
-    assert [code for code, _ in problems] == ["E016"] * wrong
-    where = {"rule": "RATE_LIMITER['MIDDLEWARE'][0]", "decorator": "tests.support.http.ok", "method": "A method"}[place]
-    assert all(message.startswith(where) and "policy 'login'" in message for _, message in problems)
-    assert view is not None or place == "rule"
+    use_view(settings, rate_limit(cost=3)(ok))
+    ((code, message),) = found()
+    assert code == "W014"
+    assert message.startswith("The middleware and tests.support.http.ok both apply policy 'default', with another cost")
+
+
+@pytest.mark.parametrize(
+    ("classes", "warned"),
+    [
+        ([TokenAuthentication], True),
+        ([SessionAuthentication], False),
+        ([SessionAuthentication, TokenAuthentication], True),
+    ],
+)
+def test_a_decorator_by_user_above_the_authentication_of_a_framework_is_a_warning(settings, classes, warned):
+    view = cache_control(private=True)(api_view(["GET"])(authentication_classes(classes)(lambda request: None)))
+    use_view(settings, rate_limit("5/m", key="user")(view))
+    assert [code for code, _ in found()] == ["W013"] * warned
+
+
+UPDATE, FETCH = (f"django.middleware.cache.{name}CacheMiddleware" for name in ("Update", "FetchFrom"))
+
+
+@pytest.mark.parametrize(
+    ("middleware", "decorated", "warned"),
+    [
+        ([UPDATE, OURS, FETCH], False, True),
+        ([UPDATE, FETCH, OURS], False, True),
+        ([UPDATE, FETCH], True, True),
+        ([UPDATE, FETCH], False, False),
+        ([OURS, UPDATE, FETCH], True, False),
+        ([OURS], True, False),
+    ],
+)
+def test_a_cache_of_whole_pages_inside_which_limits_are_decided_is_a_warning(settings, middleware, decorated, warned):
+    settings.MIDDLEWARE = middleware
+    view = rate_limit("5/m", key="ip")(ok) if decorated else ok
+    assert [code for code, _ in found()] == ["W015"] * warned
+    assert view
 
 
 @pytest.mark.parametrize("option", ["cost", "charge_when", "response", "key"])

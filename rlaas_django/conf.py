@@ -133,6 +133,11 @@ class Derived:
     rules: dict[Any, Any] = field(default_factory=dict)  # the Limits of each rule
     refusals: Any = None  # the refusal cache
 
+    def close(self) -> None:
+        """Close the connections of settings that are replaced."""
+        for topology in list(self.topologies.values()):
+            topology.close()
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -229,13 +234,15 @@ def replaced(**values: Any) -> Iterator[None]:
     """
     global _latest
     before = config()
+    within = replace(before, **values, derived=Derived())
+    _latest = within
     config.cache_clear()
-    _latest = replace(before, **values, derived=Derived())
     try:
         yield
     finally:
-        _forget()
         _latest = before
+        config.cache_clear()
+        within.derived.close()
 
 
 @receiver(setting_changed)
@@ -250,14 +257,11 @@ _of_parent: list[Config] = []
 
 def _forget() -> None:
     global _latest
-    replaced = _latest
+    before = _latest
     _latest = None
     config.cache_clear()
-    if replaced is None or replaced.pid != os.getpid():
-        return
-
-    for topology in replaced.derived.topologies.values():
-        topology.close()
+    if before is not None and before.pid == os.getpid():
+        before.derived.close()
 
 
 def _reset() -> None:

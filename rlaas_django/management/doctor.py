@@ -14,12 +14,11 @@ from ..core.keys import parse_address
 from ..stats import reader
 from . import diagnosis
 from .diagnosis import ERROR, OK, WARNING, Finding
-from .memory import Counters, measure
-from .output import Output, Styled, percent, size
+from .output import Output, Styled
 from .subcommands import Subcommand, argument
 
 SCANNED = 10_000  # keys that are looked at
-SAMPLED = 500  # of ours, the ones that are measured
+SAMPLED = 500  # of ours, those whose TTL is read
 # What is looked at here also, and more closely.
 OWN_CHECKS = {"rlaas_django.W011"}
 STYLES = {OK: "SUCCESS", WARNING: "WARNING", ERROR: "ERROR"}
@@ -99,10 +98,11 @@ def redis() -> Iterator[Finding]:
 
 
 def keys() -> Iterator[Finding]:
-    """Look at a sample of our keys: their TTLs, and the memory of each policy."""
+    """Look for keys of ours without a TTL, in a sample."""
     pages = backend.scan("rlaas:*", SCANNED)
     sample = [key for page in pages for key in page][:SAMPLED]
     ttls = backend.run_commands([("PTTL", key) for key in sample])
+
     lasting = [key for key, ttl in zip(sample, ttls, strict=True) if ttl == -1]
     if lasting:
         yield Finding(
@@ -114,16 +114,6 @@ def keys() -> Iterator[Finding]:
         )
     else:
         yield Finding(OK, "keys", f"All of {len(sample)} sampled keys have a TTL.")
-
-    policies: dict[str, Counters] = {}
-    measure(sample, policies)
-    total = sum(counters.bytes for counters in policies.values())
-    for name in sorted(policies, key=lambda name: -policies[name].bytes):
-        counters = policies[name]
-        mean = size(counters.bytes_per_identity)
-        share = percent(counters.bytes / total)
-        text = f"{name}: {mean} per identity, {share} of the sampled counters."
-        yield Finding(OK, "memory by policy", text)
 
 
 def proxies() -> Iterator[Finding]:
@@ -143,6 +133,7 @@ def proxies() -> Iterator[Finding]:
     private = {address for address in addresses if diagnosis.is_private(address)}
     if (conf.raw() or {}).get("TRUSTED_PROXIES") == []:
         private.clear()  # the site says that these are clients
+
     for suspects, text, fix in (
         (
             trusted,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 from django.utils import timezone
@@ -18,7 +19,7 @@ from ..operators.formatting import duration
 from ..operators.identities import describe
 from ..runtime import registry
 from ..stats import reader, schema
-from .output import HEADING, Output, Styled, local, minute, percent, plural, size
+from .output import HEADING, Output, Styled, minute, percent, plural, size
 from .subcommands import (
     IDENTITY,
     POLICY,
@@ -30,6 +31,7 @@ from .subcommands import (
 )
 
 MOST_REFUSED = 5  # identities that `status` lists
+HOUR_FIELDS = ("total", "allowed", "refused", "over", "degraded")
 LEVEL_STYLES = {"full": "ERROR", "high": "WARNING", "normal": "SUCCESS"}
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 MIDDLEWARE = "rlaas_django.middleware.RateLimitMiddleware"
@@ -48,21 +50,22 @@ class Status(Subcommand):
     example = "manage.py rlaas status"
 
     def run(self, _options: Namespace, output: Output) -> None:
+        """Print the status; an unavailable Redis is an error."""
         state = usage.server_state()
-        hour = reader.total(reader.minutes([schema.SITE], hours=1)[schema.SITE])
+        minutes = reader.minutes([schema.SITE], hours=1)
+        hour = reader.total(minutes[schema.SITE])
         refused, _ = reader.most_refused(MOST_REFUSED)
+
         if output.as_json:
-            fields = ("total", "allowed", "refused", "over", "degraded")
+            breakers = [server.name for server in usage.unavailable_servers()]
             output.json(
                 {
                     "server": state.version,
                     "latencyMs": round(state.latency_ms, 3),
                     "keys": state.keys,
                     "memory": state.rate_limit_memory,
-                    "openBreakers": [
-                        server.name for server in usage.unavailable_servers()
-                    ],
-                    "lastHour": {name: getattr(hour, name) for name in fields},
+                    "openBreakers": breakers,
+                    "lastHour": {name: getattr(hour, name) for name in HOUR_FIELDS},
                     "mostRefusedToday": refused,
                 }
             )
@@ -71,6 +74,7 @@ class Status(Subcommand):
         keys = f"{state.version}, {state.keys:,} keys"
         if state.rate_limit_memory is not None:
             keys += f", {size(state.rate_limit_memory)} used by rate limits"
+
         share = percent(hour.refused / max(1, hour.total))
         requests = (
             f"{hour.total:,} requests, {hour.refused:,} refused ({share}), "
@@ -91,6 +95,7 @@ class Status(Subcommand):
             name = labels[identity].argument
             rows.append((heading, f"{name}  {plural(times, 'time')} today"))
             heading = ""
+
         for heading, figures in rows:
             output.line(Styled(f"{heading:11}", HEADING), figures)
 
@@ -104,9 +109,11 @@ class Policies(Subcommand):
     arguments = (argument("policy", nargs="?", help="Only this policy."),)
 
     def run(self, options: Namespace, output: Output) -> None:
+        """Print a row for each use of a policy."""
         rows = [row for row in _uses() if options.policy in (None, row["policy"])]
         if not rows:
             policies_named(options.policy)  # raises the error that names the nearest
+
         if output.as_json:
             output.json(rows)
         else:
@@ -118,6 +125,7 @@ def _uses() -> Iterator[dict[str, Any]]:
     """Yield a row for each use of a policy, and for each policy without one."""
     config = conf.config()
     policies = usage.policies()
+
     uses: list[tuple[str, str | Policy]] = [
         (f"rule {_describe_rule(rule)}", name)
         for rule in config.rules
@@ -125,12 +133,14 @@ def _uses() -> Iterator[dict[str, Any]]:
     ]
     if not config.rules and MIDDLEWARE in conf.middleware():
         uses = [("rule /", DEFAULT)]
+
     for view in sorted(registry.limited_views(), key=lambda view: view.name):
         uses += [(view.name, policy) for policy in view.policies]
 
     for where, used in uses:
         policy = used if isinstance(used, Policy) else policies.get(used)
         yield _policy_row(where, str(used), policy)
+
     for name in sorted(policies.keys() - {str(used) for _, used in uses}):
         where = "settings" if name in config.policies else "code"
         yield _policy_row(where, name, policies[name])
@@ -154,8 +164,13 @@ def _policy_row(where: str, name: str, policy: Policy | None) -> dict[str, Any]:
     key = policy.key
     if not isinstance(key, str):
         key = getattr(key, "__qualname__", repr(key))
+
+    rate = "by a function"
+    if isinstance(policy.rate, Rate):
+        rate = str(policy.rate)
+
     row.update(
-        rate=str(policy.rate) if isinstance(policy.rate, Rate) else "by a function",
+        rate=rate,
         key=key,
         algorithm=policy.algo or conf.config().algo,
         options=", ".join(options),
@@ -168,6 +183,7 @@ def _describe_rule(rule: Rule) -> str:
     path = rule.path or "/"
     if rule.regex is not None:
         path = rule.regex.pattern
+
     if rule.methods:
         return f"{','.join(sorted(rule.methods))} {path}"
     return path
@@ -188,23 +204,19 @@ class Show(Subcommand):
     )
 
     def run(self, options: Namespace, output: Output) -> None:
+        """Print the usage under each policy, and the overrides."""
         identity = identity_of(options.identity)
-        rows = [
-            row
-            for row in usage.identity_rows(identity)
-            if options.all or row.outcome.current_count or row.override
-        ]
+        rows = usage.identity_rows(identity)
+        if not options.all:
+            rows = [row for row in rows if row.outcome.current_count or row.override]
         overrides = Override.objects.active().matching([identity])[identity]
+
         if output.as_json:
-            fields = ("kind", "policy", "reason")
             output.json(
                 {
                     "identity": identity,
                     "policies": [_show_json(row) for row in rows],
-                    "overrides": [
-                        {name: getattr(override, name) for name in fields}
-                        for override in overrides
-                    ],
+                    "overrides": [_override_json(override) for override in overrides],
                 }
             )
             return
@@ -215,6 +227,7 @@ class Show(Subcommand):
             output.table(USAGE_COLUMNS, map(_usage_cells, rows))
         else:
             output.line("No current usage.")
+
         for override in overrides:
             output.line(
                 Styled(override.get_kind_display(), "WARNING"),
@@ -223,19 +236,33 @@ class Show(Subcommand):
             )
 
 
+def _override_json(override: Override) -> dict[str, str]:
+    return {
+        "kind": override.kind,
+        "policy": override.policy,
+        "reason": override.reason,
+    }
+
+
 def _usage_cells(row: usage.Row) -> tuple[object, ...]:
+    """Return the cells of a table with USAGE_COLUMNS."""
     outcome = row.outcome
+    resets_in = ""
+    if outcome.current_count:
+        resets_in = duration(outcome.reset_after)
+
     return (
         outcome.policy.name,
         Styled(outcome.current_count, LEVEL_STYLES[row.level]),
         outcome.limit,
         f"{row.percent} %",
-        duration(outcome.reset_after),
+        resets_in,
         row.refused_today,
     )
 
 
 def _usage_json(row: usage.Row) -> dict[str, Any]:
+    """Return what `show`, `top` and `watch` have in common."""
     outcome = row.outcome
     return {
         "policy": outcome.policy.name,
@@ -270,21 +297,26 @@ class Top(Subcommand):
     )
 
     def run(self, options: Namespace, output: Output) -> None:
+        """Print them once."""
         policies_named(options.policy)
         rows = self.rows(options)
+
         if output.as_json:
             output.json(self.as_json(rows))
         else:
             self.show(rows, output)
 
     def rows(self, options: Namespace) -> list[usage.Row]:
+        """Return the highest usage."""
         rows = usage.watch_list(options.policy or None)
         return rows[: max(1, options.number)]
 
     def as_json(self, rows: list[usage.Row]) -> list[dict[str, Any]]:
+        """Return the rows as JSON has them."""
         return [{"identity": row.outcome.identity, **_usage_json(row)} for row in rows]
 
     def show(self, rows: list[usage.Row], output: Output) -> None:
+        """Print the table."""
         if rows:
             cells = [(row.identity.argument, *_usage_cells(row)) for row in rows]
             output.table(("Identity", *USAGE_COLUMNS), cells)
@@ -310,21 +342,27 @@ class Watch(Top):
     )
 
     def run(self, options: Namespace, output: Output) -> None:
+        """Look again and again."""
         policies_named(options.policy)
+
         looks = 0
         while options.times is None or looks < options.times:
             if looks:
                 time.sleep(max(0.1, options.interval))
             looks += 1
+
             try:
                 self.look(options, output)
             except backend.UnavailableError as error:  # it may be available again
                 output.line(Styled(f"Redis is unavailable: {error}", "ERROR"))
 
     def look(self, options: Namespace, output: Output) -> None:
+        """Print what there is now."""
         rows = self.rows(options)
-        counts = reader.minutes([schema.SITE], hours=1)[schema.SITE][-1]
-        now = local(timezone.now())
+        minutes = reader.minutes([schema.SITE], hours=1)
+        counts = minutes[schema.SITE][-1]
+        now = datetime.now(timezone.get_current_timezone())
+
         if output.as_json:
             line = {
                 "at": now.isoformat(),
@@ -337,7 +375,8 @@ class Watch(Top):
 
         requests = f"{counts.total} requests, {counts.refused} refused"
         summary = f"{now:%H:%M:%S}  this minute: {requests}"
-        if output.is_terminal:
+
+        if output.stdout.isatty():
             output.stdout.write(CLEAR_SCREEN, ending="")
             output.line(Styled(summary, HEADING))
             self.show(rows, output)
@@ -364,10 +403,12 @@ class History(Subcommand):
     )
 
     def run(self, options: Namespace, output: Output) -> None:
+        """Print the actions, the latest first."""
         actions = OperatorAction.objects.all()
         if options.identity:
             actions = actions.filter(identity=identity_of(options.identity))
         actions = actions[: max(1, options.number)]
+
         if output.as_json:
             output.json([self.as_json(action) for action in actions])
         elif not actions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections import defaultdict
 from typing import Any
 
 from .. import backend, conf
@@ -27,22 +27,15 @@ class Counters:
 
     @property
     def bytes_per_identity(self) -> int:
+        """The mean; an identity may have counters of several windows."""
         return round(self.bytes / len(self.identities))
 
-
-def measure(keys: Sequence[str], counters: dict[str, Counters]) -> None:
-    """Add keys to the counters of their policies; others are left out."""
-    sizes = backend.run_commands([("MEMORY", "USAGE", key) for key in keys])
-    for key, number in zip(keys, sizes, strict=True):
-        pair = parse_counter_key(key)
-        if pair is None or not number:  # it is not a counter, or it has expired
-            continue
-        policy, identity = pair
-        sampled = counters.setdefault(policy, Counters())
-        sampled.keys += 1
-        sampled.bytes += number
-        sampled.largest = max(sampled.largest, number)
-        sampled.identities.add(identity)
+    def add(self, identity: str, number: int) -> None:
+        """Add a key of so many bytes."""
+        self.keys += 1
+        self.bytes += number
+        self.largest = max(self.largest, number)
+        self.identities.add(identity)
 
 
 class Memory(Subcommand):
@@ -71,12 +64,17 @@ class Memory(Subcommand):
     def run(self, options: Namespace, output: Output) -> None:
         """Measure a sample, and print the table."""
         progress = Progress("keys", quiet=options.verbosity == 0)
-        counters: dict[str, Counters] = {}
+        counters: dict[str, Counters] = defaultdict(Counters)
         sample = max(1, options.sample)
         measured = 0
         for page in backend.scan(f"{COUNTER_PREFIX}*"):
             keys = page[: sample - measured]
-            measure(keys, counters)
+            sizes = backend.run_commands([("MEMORY", "USAGE", key) for key in keys])
+            for key, number in zip(keys, sizes, strict=True):
+                pair = parse_counter_key(key)
+                if pair is not None and number:  # it has not expired
+                    counters[pair[0]].add(pair[1], number)
+
             measured += len(keys)
             progress.show(measured, measured / sample)
             if measured == sample:
@@ -113,6 +111,7 @@ def _row(name: str, counters: Counters, identities: int) -> dict[str, Any]:
     algorithm = ""  # of a policy that this site does not have any more
     if policy is not None:
         algorithm = policy.algo or conf.config().algo
+
     return {
         "policy": name,
         "algorithm": algorithm,

@@ -50,11 +50,6 @@ class Output:
         self._style = style  # None: without colours
         self._encoding = getattr(stdout, "encoding", None) or "utf-8"
 
-    @property
-    def is_terminal(self) -> bool:
-        """Whether somebody looks on."""
-        return self.stdout.isatty()
-
     def line(self, *parts: object) -> None:
         """Print a line of texts, some of them `Styled`."""
         self.stdout.write("".join(self._shown(part) for part in parts))
@@ -71,6 +66,7 @@ class Output:
             max(len(self._text(cell)) for cell in column)
             for column in zip(*table, strict=True)
         ]
+
         for row in table:
             cells = []
             for name, width, cell in zip(columns, widths, row, strict=True):
@@ -85,13 +81,16 @@ class Output:
         self.stdout.write(text.replace("\x7f", "\\u007f"))
 
     def _text(self, part: object) -> str:
+        """Return a text without its style, safe to print."""
         if isinstance(part, Styled):
             part = part.text
+
         # Durations have no-break spaces, which a terminal of another encoding lacks.
         text = printable(str(part).replace("\u00a0", " "))
         return text.encode(self._encoding, "backslashreplace").decode(self._encoding)
 
     def _shown(self, part: object, form: str = "") -> str:
+        """Return a text as it is printed, in its style."""
         text = format(self._text(part), form)
         if self._style is None or not isinstance(part, Styled):
             return text
@@ -129,6 +128,7 @@ class Progress:
         text = f"{done:,} {self._unit}, {done / elapsed:,.0f}/s"
         if share:
             text = f"{share:4.0%} {text}, {elapsed / share - elapsed:.0f} s left"
+
         if not self._is_terminal:
             self._stream.write(f"{text}\n")
         else:
@@ -145,14 +145,13 @@ class Progress:
             self._stream.flush()
 
 
-def local(at: datetime) -> datetime:
-    """Return a time in the current time zone; with USE_TZ off, all times are."""
-    return timezone.localtime(at) if timezone.is_aware(at) else at
-
-
 def minute(at: datetime | None) -> str:
     """Return a time as `2026-11-18 15:40` in the current time zone; '' for None."""
-    return f"{local(at):%Y-%m-%d %H:%M}" if at else ""
+    if at is None:
+        return ""
+    if timezone.is_aware(at):  # with USE_TZ off, all times are in it
+        at = timezone.localtime(at)
+    return f"{at:%Y-%m-%d %H:%M}"
 
 
 def plural(number: int, noun: str) -> str:
@@ -174,6 +173,7 @@ def size(number: float) -> str:
     while number >= 999.5 and len(units) > 1:
         number /= 1000
         del units[0]
+
     unit = units[0]
     digits = ".3g"
     if unit == "TB" or (unit != "B" and number < 9.95):

@@ -60,6 +60,7 @@ class SetOverride(Subcommand):
         return {"kind": self.kind, "limit": None, "factor": None}
 
     def run(self, options: Namespace, output: Output) -> None:
+        """Set the override, and print which others it concerns."""
         policies_named(options.policy)
         fields = {
             "identity": identity_of(options.identity),
@@ -69,6 +70,7 @@ class SetOverride(Subcommand):
             **self.kind_and_amounts(options),
         }
         override = Override(**fields)
+
         try:
             effect = actions.effect_of(override)
             actions.set_override(Operator.of_command(), reason=options.reason, **fields)
@@ -83,6 +85,7 @@ class SetOverride(Subcommand):
             f": {override.identity} under {_scope(override)}"
             f" until {override.until:%Y-%m-%d %H:%M %Z}.",
         )
+
         for text, others in (
             ("Ended", effect.ends),
             ("Outranked meanwhile", effect.replaces),
@@ -172,6 +175,7 @@ class End(Subcommand):
         overrides = Override.objects.active().filter(identity=identity)
         if options.policy:
             overrides = overrides.filter(policy=options.policy)
+
         ended = list(overrides)
         for override in ended:
             actions.end_override(Operator.of_command(), override, options.reason)
@@ -188,6 +192,7 @@ class End(Subcommand):
             for override in ended:
                 text = f": {override} under {_scope(override)}."
                 output.line(Styled("ended", "SUCCESS"), text)
+
         if not ended:
             output.warn(f"{identity} has no active override.")
             return 1
@@ -214,6 +219,7 @@ class List(Subcommand):
         overrides = Override.objects.active()
         if options.kind:
             overrides = overrides.filter(kind=options.kind)
+
         if output.as_json:
             output.json([self.as_json(override) for override in overrides])
         elif not overrides:
@@ -257,12 +263,15 @@ class Reset(Subcommand):
     arguments = (IDENTITY, POLICY, REASON)
 
     def run(self, options: Namespace, output: Output) -> None:
+        """Reset the usage, and print under which policies there was some."""
         identity = identity_of(options.identity)
         policies_named(options.policy)
+
         if options.policy:
             rows = usage.rows([(options.policy, identity)])
         else:
             rows = usage.identity_rows(identity)
+
         actions.reset_usage(
             Operator.of_command(),
             identity,
@@ -292,6 +301,7 @@ class Restore(Subcommand):
     example = "manage.py rlaas restore"
 
     def run(self, _options: Namespace, output: Output) -> None:
+        """Restore them, and print of how many identities."""
         number = Override.restore()
         if output.as_json:
             output.json({"identities": number})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -13,12 +14,13 @@ from .. import conf
 from ..core.keys import key_kind
 from ..core.policy import ALGORITHMS, Policy, PolicyError
 from ..core.request_options import parse_methods
+from ..core.rules import Rule
 from ..operators.formatting import duration
-from ..replay.log_lines import FIELDS, LineParser
+from ..replay.log_lines import FIELDS, LineParser, Request
 from ..replay.policies import FORM, parse_algorithm, parse_policy
 from ..replay.report import QUANTILES, report
 from ..replay.running import Replay as LogReplay
-from ..replay.sources import STDIN, Filter, Log
+from ..replay.sources import STDIN, Log
 from .output import HEADING, Output, Progress, Styled, percent, plural
 from .subcommands import Argument, Subcommand, argument
 
@@ -128,6 +130,7 @@ class Replay(Subcommand):
                 "makes in that time: counters may have expired too early. "
                 "Try fewer policies or algorithms at once."
             )
+
         summary = report(replay, log, options.share)
         if output.as_json:
             output.json(summary)
@@ -152,13 +155,31 @@ def _policies(texts: list[str], fields: dict[str, str]) -> list[tuple[str, Polic
 
 
 def _open_log(options: Namespace, fields: dict[str, str]) -> Log:
-    methods = parse_methods(options.method) if options.method else None
-    statuses = {status for statuses in options.status for status in statuses}
-    request_filter = Filter(options.path, methods, statuses)
     try:
-        return Log(options.logs, LineParser(fields), request_filter)
+        return Log(options.logs, LineParser(fields), _make_filter(options))
     except OSError as error:
         raise CommandError(f"{error.filename}: {error.strerror}") from error
+
+
+def _make_filter(options: Namespace) -> Callable[[Request], bool]:
+    """Return the function that says whether a request is replayed."""
+    statuses = {status for codes in options.status for status in codes}
+    methods = None
+    if options.method:
+        methods = parse_methods(options.method)
+
+    # Paths match as those of middleware rules do; all paths are below /.
+    paths = options.path or ["/"]
+    rules = [Rule(path, None, methods, ()) for path in paths]
+
+    def is_wanted(request: Request) -> bool:
+        if statuses and request.status not in statuses:
+            return False
+
+        path = request.path.partition("?")[0]
+        return any(rule.matches(path, request.method) for rule in rules)
+
+    return is_wanted
 
 
 def show(summary: dict[str, Any], output: Output, seconds: float) -> None:
@@ -177,11 +198,13 @@ def show(summary: dict[str, Any], output: Output, seconds: float) -> None:
     for sample in summary["unreadable_samples"]:
         text = sample["text"][:MAX_SAMPLE]
         output.line(f"  {sample['file']}:{sample['line']}: {text}")
+
     for policy in summary["policies"]:
         _show_policy(policy, output, summary["wanted_share"])
 
 
 def _show_policy(policy: dict[str, Any], output: Output, share: float) -> None:
+    """Print what a policy would have refused, and the limit to set."""
     about = "about " if policy["identities_are_approximate"] else ""
     output.line()
     output.line(
@@ -192,6 +215,7 @@ def _show_policy(policy: dict[str, Any], output: Output, share: float) -> None:
     if policy["without_identity"]:
         text = f"{policy['without_identity']:,} requests have no identity to count by."
         output.line(Styled(text, "WARNING"))
+
     output.line()
     _show_runs(policy, output, share)
 
@@ -225,6 +249,7 @@ def _show_runs(policy: dict[str, Any], output: Output, share: float) -> None:
         f">most in {window}",
         f">limit for {percent(share)}",
     )
+
     refusals = []
     peaks = []
     for run in policy["algorithms"]:
@@ -240,6 +265,7 @@ def _show_runs(policy: dict[str, Any], output: Output, share: float) -> None:
                 f"{run['limit_for_share']:,}",
             )
         )
+
         usage = [f"{run['peak_usage'][name]:,}" for name in QUANTILES]
         peaks.append((run["algorithm"], *usage))
 

@@ -33,13 +33,17 @@ class Scripts(Subcommand):
     )
 
     def run(self, options: Namespace, output: Output) -> None:
+        """Print the scripts, with a column per server."""
         commands: list[tuple[str, ...]] = []
         if options.load:
             registered = backend.registered_scripts(conf.config().cache)
             commands = [
                 ("SCRIPT", "LOAD", script.script) for script in registered.values()
             ]
-        commands.append(("SCRIPT", "EXISTS", *(script.sha for script in SCRIPTS)))
+
+        hashes = [script.sha for script in SCRIPTS]
+        commands.append(("SCRIPT", "EXISTS", *hashes))
+
         loaded: dict[str, Any] = {}
         for server in backend.servers():
             replies = backend.run_commands(commands, server)
@@ -61,6 +65,7 @@ class Scripts(Subcommand):
             output.table(columns, map(self.cells, rows))
 
     def cells(self, row: dict[str, Any]) -> tuple[object, ...]:
+        """Return a row as the table has it."""
         flags = row["loaded"].values()
         states = [LOADED if flag else NOT_LOADED for flag in flags]
         return (row["name"], row["version"], row["sha1"], *states)
@@ -102,13 +107,17 @@ class Token(Subcommand):
     )
 
     def run(self, options: Namespace, output: Output) -> None:
+        """Print a new token, and the entry for the settings."""
         token = f"rlaas_{secrets.token_urlsafe(32)}"
         digest = hashlib.sha256(token.encode()).hexdigest()
+
         service = (conf.raw() or {}).get("SERVICE", {})
         entry = {"verbs": ["check"], **service.get("TOKENS", {}).get(options.name, {})}
+
         for name in ("verbs", "policies", "limit"):
             if getattr(options, name):
                 entry[name] = getattr(options, name)
+
         entry["digests"] = [*entry.get("digests", ()), digest]
         # Raises what is wrong with it.
         list(parse_tokens({options.name: entry}, conf.config().policies))

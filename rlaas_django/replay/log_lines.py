@@ -84,6 +84,7 @@ class LineParser:
         return None
 
     def _parse_json(self, entry: dict[str, Any]) -> Request | None:
+        """Return the request of a JSON line, or None without any identity."""
         values = {name: self._value(entry, name) for name in self._fields}
         texts = {name: str(value) for name, value in values.items()}
         more = {name: texts[name][:MAX_NAME] for name in self._more if texts[name]}
@@ -91,8 +92,10 @@ class LineParser:
             return None
 
         if not texts["path"]:
+            # A request line: GET /api/items HTTP/1.1
             texts["method"], _, rest = texts["request"].partition(" ")
             texts["path"] = rest.partition(" ")[0]
+
         return _make_request(texts, values["time"], more)
 
     def _value(self, entry: dict[str, Any], name: str) -> Any:
@@ -108,6 +111,7 @@ def _make_request(texts: dict[str, str], time: Any, more: dict[str, str]) -> Req
     user = texts["user"]
     if user == "-":
         user = ""
+
     return Request(
         parse_time(time),
         texts["ip"][:MAX_NAME],
@@ -119,15 +123,14 @@ def _make_request(texts: dict[str, str], time: Any, more: dict[str, str]) -> Req
     )
 
 
-def _field(entry: dict[str, Any], field: str) -> Any:
+def _field(entry: Any, field: str) -> Any:
     """Return a field; `client.addr` is also one inside of another."""
     if field in entry:
         return entry[field]
 
-    value: Any = entry
     for name in field.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
+        entry = entry.get(name) if isinstance(entry, dict) else None
+    return entry
 
 
 def parse_time(value: Any) -> int:
@@ -141,13 +144,16 @@ def parse_time(value: Any) -> int:
         for least, factor in _SCALES:
             if value >= least:
                 return _checked(value * factor)
+
     raise ValueError(f"{value!r} is not a time.")
 
 
 @lru_cache(maxsize=4096)  # most lines are of the same second as the one before
 def _parse_text(text: str) -> int:
+    """Return a time that is written as text as ms since the epoch."""
     with suppress(ValueError):
         return parse_time(float(text))
+
     with suppress(ValueError):
         return _milliseconds(datetime.fromisoformat(text))
 
@@ -161,10 +167,13 @@ def _milliseconds(time: datetime) -> int:
     """Return a time as ms since the epoch; without a zone it is in UTC."""
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
+
     return _checked(time.timestamp() * 1000)
 
 
 def _checked(ms: float) -> int:
+    """Return ms as a whole number; ValueError where it is not a plausible time."""
     if not EARLIEST <= ms <= LATEST:
         raise ValueError(f"{ms} is not a time of an access log.")
+
     return int(ms)

@@ -33,6 +33,7 @@ def parse_policy(text: str, known: Mapping[str, Policy]) -> Policy:
     if match is None:
         if "/" in first or " " in first:
             raise PolicyError(f"{text!r} does not begin with a rate and a key; {FORM}.")
+
         hint = nearest(first, known)
         raise PolicyError(
             f"RATE_LIMITER['POLICIES'] has no policy {first!r}{hint} Or {FORM}."
@@ -41,12 +42,14 @@ def parse_policy(text: str, known: Mapping[str, Policy]) -> Policy:
     options: dict[str, Any] = {}
     if match[2]:
         options["key"] = re.sub(r"\s+or\s+", "_or_", match[2])
+
     for part in parts:
         if burst := _BURST.fullmatch(part):
             options["burst"] = int(burst[1])
             options.setdefault("algo", TOKEN_BUCKET)
         else:
             options["algo"] = parse_algorithm(part)
+
     try:
         return Policy("replay", match[1], **options)
     except PolicyError as error:

@@ -30,6 +30,7 @@ def report(replay: Replay, log: Log, share: float) -> dict[str, Any]:
 
 
 def _policy(candidate: Candidate, share: float) -> dict[str, Any]:
+    """Return what a policy refused, and the limit to set instead."""
     policy = candidate.policy
     runs = [_run(candidate, run, share) for run in candidate.runs]
     return {
@@ -47,11 +48,19 @@ def _policy(candidate: Candidate, share: float) -> dict[str, Any]:
 
 
 def _run(candidate: Candidate, run: Run, share: float) -> dict[str, Any]:
+    """Return what a policy refused under one algorithm."""
     algorithm = str(run.policy.algo)
-    demand = candidate.demand[MEASURE[algorithm]]
-    peaks = candidate.peaks[MEASURE[algorithm]]
-    most_refused = share * candidate.requests
-    limit, burst = _suggest(run, smallest_limit(demand, share), most_refused)
+    measure = MEASURE[algorithm]
+    peaks = candidate.peaks[measure]
+    peak_usage = {
+        name: smallest_limit(peaks, above) for name, above in QUANTILES.items()
+    }
+    worst = [
+        {"identity": name, "refused": refused} for refused, name in reversed(run.worst)
+    ]
+
+    needed = smallest_limit(candidate.demand[measure], share)
+    limit, burst = _sure_limit(run, needed, share * candidate.requests)
     return {
         "algorithm": algorithm,
         "refused": run.refused,
@@ -59,30 +68,27 @@ def _run(candidate: Candidate, run: Run, share: float) -> dict[str, Any]:
         "identities_refused": run.refused_identities,
         "longest_wait": run.longest_wait,
         "most_admitted_in_a_window": run.most_admitted,
-        "peak_usage": {
-            name: smallest_limit(peaks, above) for name, above in QUANTILES.items()
-        },
+        "peak_usage": peak_usage,
         "limit_for_share": limit,
         "burst_for_share": burst,
-        "worst": [
-            {"identity": name, "refused": refused}
-            for refused, name in reversed(run.worst)
-        ],
+        "worst": worst,
     }
 
 
-def _suggest(run: Run, needed: int, most_refused: float) -> tuple[int, int | None]:
+def _sure_limit(run: Run, needed: int, most_refused: float) -> tuple[int, int | None]:
     """Return the smallest limit that is sure to refuse at most so many requests.
 
-    `needed` is the demand that may not be refused. The burst of a token bucket stays
-    in the same proportion to the limit.
+    `needed` is the highest demand that must not be refused. The burst of a token
+    bucket stays in the same proportion to the limit.
     """
     rate = run.policy.fixed_rate
     burst = run.policy.burst
+
     limit = max(1, needed)
     if burst is not None:
         # A bucket admits each request whose demand is within both limit and burst.
         limit = max(limit, -(-limit * rate.limit // burst))
+
     if run.refused <= most_refused:  # as the replay has shown
         limit = min(limit, rate.limit)
 
@@ -99,17 +105,20 @@ def _suggestion(candidate: Candidate, runs: list[dict[str, Any]]) -> dict[str, A
     """
     by_algorithm = {run["algorithm"]: run for run in runs}
     chosen = by_algorithm.get(SLIDING_WINDOW_COMPACT, runs[0])
+
     entry = {
         "rate": str(Rate(chosen["limit_for_share"], candidate.policy.window)),
         "key": str(candidate.policy.key),
         "algo": chosen["algorithm"],
     }
+
     if chosen["burst_for_share"] is not None:
         entry["burst"] = chosen["burst_for_share"]
     return entry
 
 
 def _iso(ms: int | None) -> str | None:
+    """Return a time as `2023-11-14T22:13:00+00:00`."""
     if ms is None:
         return None
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat()

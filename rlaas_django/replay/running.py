@@ -77,6 +77,7 @@ class Candidate:
         self.without_identity = 0
         self.identities = 0
         self.approximate = False  # whether clients were forgotten
+
         # How many requests have which demand, and identities which peak, by measure.
         self.demand = [Counter[int]() for _ in range(3)]
         self.peaks = [Counter[int]() for _ in range(3)]
@@ -102,17 +103,21 @@ class Candidate:
                 refused=[0] * len(self.runs),
             )
             self.clients[identity] = client
+
         self.clients.move_to_end(identity)
         client.last = request.at
         self.requests += 1
         return client
 
     def _identify(self, request: Request) -> str:
+        """Return the encoded identity; ValueError where the log does not tell it."""
         names: dict[Any, str] = {"ip": request.ip, "user": request.user, **request.more}
+
         kind, _, parameter = str(self.policy.key).partition(":")
         if kind == "get":
             query = parse_qs(urlsplit(request.path).query)
             names[kind] = query.get(parameter, [""])[0]
+
         return identify(names, self.policy, conf.config().encoding)
 
     def count(self, client: Client, now: int, decision: Decision) -> None:
@@ -160,16 +165,13 @@ class Replay:
 
         self._cache = cache
         self._clock = Clock(0)
+
         self._name = f"replay-{secrets.token_hex(4)}"
-        self.candidates = [
-            Candidate(
-                f"{self._name}.{number}",
-                text,
-                policy,
-                [policy.algo] if policy.algo else algorithms,
-            )
-            for number, (text, policy) in enumerate(policies)
-        ]
+        self.candidates: list[Candidate] = []
+        for number, (text, policy) in enumerate(policies):
+            name = f"{self._name}.{number}"
+            chosen = [policy.algo] if policy.algo else algorithms
+            self.candidates.append(Candidate(name, text, policy, chosen))
 
         self._shortest = min(policy.window for _, policy in policies)  # seconds
         self._part_at = 0  # ms; where the present part of the log begins
@@ -187,10 +189,10 @@ class Replay:
                         self._decide(now, requests)
                     self._forget_idle()
                     progress()
+                self._compare_clocks(self._part_at)
             finally:
                 self._delete_keys()
 
-        self._compare_clocks(self._part_at)
         for candidate in self.candidates:
             while candidate.clients:
                 candidate.pop_idle()
@@ -212,6 +214,7 @@ class Replay:
 
         with uninterrupted():
             decisions = limiter.check_each(checks)
+
         for (candidate, client), decision in zip(charges, decisions, strict=True):
             if decision.degraded:
                 raise backend.UnavailableError("it did not decide a replayed request.")
@@ -226,6 +229,7 @@ class Replay:
         real = time.monotonic()
         if real - self._part_started > self._shortest / 2:
             self.too_slow = True
+
         if now - self._part_at >= 1000 * self._shortest:
             self._part_at = now
             self._part_started = real
@@ -236,12 +240,13 @@ class Replay:
             while len(candidate.clients) > MAX_CLIENTS:
                 candidate.approximate = True
                 client = candidate.pop_idle()
+
                 self._clock.ms = client.last
                 with uninterrupted():
                     limiter.reset(client.identity, candidate.policies)
 
     def _delete_keys(self) -> None:
-        # While Redis is unavailable, they expire.
+        """Delete the counters, unless Redis is unavailable; then they expire."""
         with uninterrupted(), suppress(backend.UnavailableError):
             for keys in backend.scan(f"{COUNTER_PREFIX}{self._name}.*"):
                 backend.run_commands([("UNLINK", key) for key in keys])
@@ -266,5 +271,6 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
+
     if interrupts and callable(handler):
         handler(*interrupts[0])

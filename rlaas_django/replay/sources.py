@@ -7,12 +7,11 @@ import heapq
 import os
 import sys
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import IO, Any
 
-from ..core.rules import Rule
 from .log_lines import LineParser, Request
 
 STDIN = "-"
@@ -26,40 +25,24 @@ MAX_SAMPLE = 200  # characters of such a line
 _by_time = attrgetter("at")
 
 
-class Filter:
-    """Which requests of a log are replayed; paths match as in middleware rules."""
-
-    def __init__(
-        self,
-        paths: Collection[str] = (),
-        methods: frozenset[str] | None = None,
-        statuses: Collection[int] = (),
-    ) -> None:
-        # Without a path, one that all paths are below.
-        self._rules = [Rule(path, None, methods, ()) for path in paths or ["/"]]
-        self._statuses = statuses
-
-    def matches(self, request: Request) -> bool:
-        """Return whether a request is replayed."""
-        if self._statuses and request.status not in self._statuses:
-            return False
-        path = request.path.partition("?")[0]
-        return any(rule.matches(path, request.method) for rule in self._rules)
-
-
 class Log:
     """Some files as one log, in the order of time. A context manager, which closes."""
 
     def __init__(
-        self, paths: Sequence[str], parser: LineParser, request_filter: Filter
+        self,
+        paths: Sequence[str],
+        parser: LineParser,
+        is_wanted: Callable[[Request], bool],
     ) -> None:
         self._parser = parser
-        self._filter = request_filter
-        self._files: dict[str, IO[bytes]] = {}
+        self._is_wanted = is_wanted
+
         self.replayed = 0
         self.filtered = 0
         self.unreadable = 0
-        self.samples: list[dict[str, Any]] = []
+        self.samples: list[dict[str, Any]] = []  # some of the unreadable lines
+
+        self._files: dict[str, IO[bytes]] = {}
         for path in paths:
             if path == STDIN:
                 self._files[path] = sys.stdin.buffer
@@ -98,13 +81,14 @@ class Log:
             yield batch
 
     def _requests(self, path: str, file: IO[bytes]) -> Iterator[Request]:
+        """Yield the requests of one file that are wanted."""
         number = 0
         try:
             for number, line in enumerate(_lines(file), 1):
                 request = self._parser.parse(line)
                 if request is None:
                     self._add_unreadable(path, number, line)
-                elif self._filter.matches(request):
+                elif self._is_wanted(request):
                     self.replayed += 1
                     yield request
                 else:
@@ -114,8 +98,10 @@ class Log:
             self._add_unreadable(path, number + 1, str(error))
 
     def _add_unreadable(self, path: str, number: int, text: str) -> None:
+        """Count a line that cannot be read, unless it is blank."""
         if not text.strip():
             return
+
         self.unreadable += 1
         if len(self.samples) < SAMPLES:
             text = text[:MAX_SAMPLE]
@@ -137,5 +123,6 @@ def _lines(file: Any) -> Iterator[str]:
         rest = rest[:MAX_LINE]
         if data:
             yield from data.decode("utf-8", "backslashreplace").split("\n")
+
     if rest:
         yield rest.decode("utf-8", "backslashreplace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
 import signal
@@ -10,6 +11,7 @@ import time
 from dataclasses import replace
 
 import pytest
+import redis
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -28,10 +30,10 @@ from tests.support.internals import (
     TOKEN_BUCKET,
     LineParser,
     Log,
-    LogFilter,
     LogRequest,
     Replay,
     conf,
+    flush_statistics,
     parse_policy,
     parse_time,
     replay_report,
@@ -294,7 +296,7 @@ def test_algorithms_beside_each_other_decide_as_each_does_alone(client, requests
 def test_the_suggested_limit_refuses_at_most_the_share(algo, write, requests, limit, burst, share):
     policy = Policy("own", (limit, 60), key="ip", algo=algo, burst=burst if algo == TOKEN_BUCKET else None)
     replay = replayed(policy, requests)
-    with Log([write([])], LineParser(), LogFilter()) as log:
+    with Log([write([])], LineParser(), lambda _: True) as log:
         suggestion = replay_report(replay, log, share)["policies"][0]["suggestion"]
     (found,) = replayed(Policy("suggested", **suggestion), requests).candidates[0].runs
     assert found.refused <= share * len(requests)
@@ -459,6 +461,44 @@ def test_nothing_is_left_in_redis_and_no_override_applies(write, client):
     (policy,) = replay_json(write(lines), "--policy", "3/m by ip")["policies"]
     assert {run["refused"] for run in policy["algorithms"]} == {0}
     assert our_keys(client) == [b"rlaas:override:ip=203.0.113.9"]
+
+
+def test_a_replay_is_not_in_the_statistics_and_needs_no_enabled_limits(write, client, configure):
+    configure(ENABLED=False, TIMEOUT=0.05, CACHE="default")
+    before = conf.config()
+    (policy,) = replay_json(write(boundary_burst()), "--policy", "100/m by ip, sliding window")["policies"]
+    assert policy["algorithms"][0]["refused"] == 100
+    assert conf.config() is before
+    flush_statistics()
+    assert our_keys(client) == []
+
+
+def test_the_scripts_run_on_the_redis_of_another_cache(write, client, settings, start):
+    server = start()
+    settings.CACHES = {**settings.CACHES, "other": {**settings.CACHES["default"], "LOCATION": server.url}}
+    client.config_resetstat()
+    (policy,) = replay_json(write(boundary_burst()), "--policy", "100/m by ip", "--cache", "other")["policies"]
+    assert {run["refused"] for run in policy["algorithms"]} != {0}
+    assert "cmdstat_evalsha" not in client.info("commandstats")
+    with redis.Redis.from_url(server.url) as other:
+        assert other.info("commandstats")["cmdstat_evalsha"]["calls"] > 0
+        assert our_keys(other) == []
+
+
+def test_a_replay_that_is_slower_than_its_log_says_so(write, monkeypatch):
+    """Counters expire by the server's clock, and not by the log's."""
+    path = write([line(NOW + 400 * i) for i in range(5)])
+    assert "expired too early" not in rlaas("replay", path, "--policy", "1/m by ip").err
+    clock = itertools.count(0, 0.3)
+    monkeypatch.setattr("rlaas_django.replay.running.time.monotonic", lambda: next(clock))
+    assert "expired too early" not in rlaas("replay", path, "--policy", "1/m by ip").err
+    assert "expired too early" in rlaas("replay", path, "--policy", "1/s by ip").err
+
+
+def test_an_unavailable_redis_is_an_error(write, redis_unavailable):
+    result = rlaas("replay", write([line(NOW)]), "--policy", "1/m by ip")
+    assert result.code == 1
+    assert "Redis is unavailable" in result.err
 
 
 def test_clients_beyond_the_bound_are_summed_up_and_their_keys_deleted(client, monkeypatch):

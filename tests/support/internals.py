@@ -63,7 +63,6 @@ from rlaas_django.replay.log_lines import Request as LogRequest
 from rlaas_django.replay.policies import parse_policy
 from rlaas_django.replay.report import report as replay_report
 from rlaas_django.replay.running import Replay
-from rlaas_django.replay.sources import Filter as LogFilter
 from rlaas_django.replay.sources import Log
 from rlaas_django.runtime import background, log, observers, registry
 from rlaas_django.runtime.background import run as run_background_jobs
@@ -111,7 +110,6 @@ __all__ = [
     "LocalLimiter",
     "LocalReply",
     "Log",
-    "LogFilter",
     "LogRequest",
     "NextAttempt",
     "Outcome",

@@ -88,14 +88,14 @@ class Command(BaseCommand):
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Name the nearest subcommand on a typo."""
-        for name in argv[2:3]:
-            if not name.startswith("-") and name not in SUBCOMMANDS:
-                hint = nearest(name, SUBCOMMANDS)
-                self.stderr.write(
-                    f"There is no subcommand {printable(name)!r}{hint}\n"
-                    f"The subcommands are {', '.join(SUBCOMMANDS)}."
-                )
-                sys.exit(2)
+        name = argv[2] if len(argv) > 2 else "--help"
+        if not name.startswith("-") and name not in SUBCOMMANDS:
+            hint = nearest(name, SUBCOMMANDS)
+            self.stderr.write(
+                f"There is no subcommand {printable(name)!r}{hint}\n"
+                f"The subcommands are {', '.join(SUBCOMMANDS)}."
+            )
+            sys.exit(2)
         super().run_from_argv(argv)
 
     def handle(self, *_: Any, **options: Any) -> None:
@@ -104,6 +104,7 @@ class Command(BaseCommand):
         if self.stdout.isatty() or options["force_color"]:
             style = self.style
         output = Output(self.stdout, self.stderr, style, as_json=options["json"])
+
         subcommand = SUBCOMMANDS[options["command"]]
         try:
             code = subcommand.run(argparse.Namespace(**options), output)
@@ -119,6 +120,7 @@ class Command(BaseCommand):
             # Python flushes standard output once more at the exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 1
+
         if code:
             sys.exit(code)
 

@@ -10,6 +10,7 @@ from typing import Any
 from redis.exceptions import (
     AskError,
     ClusterCrossSlotError,
+    MovedError,
     RedisError,
     ResponseError,
 )
@@ -234,13 +235,16 @@ class _Batch:
 
     def record(self, server: Server, replies: list[Any]) -> None:
         """Take the replies to the pipeline; errors may mean to send a call again."""
+        topology = self.topology
         for index, reply in zip(self.calls, replies, strict=True):
             if not isinstance(reply, ResponseError):
                 self.replies[index] = reply
             elif next_attempt(reply) is None:
-                self.replies[index] = _failed(self.topology, server, reply)
+                self.replies[index] = _failed(topology, server, reply)
             else:
                 self.unsettled.append(index)
+            if isinstance(reply, MovedError) and isinstance(topology, ClusterTopology):
+                topology.redirect(reply, server)
 
     def fail(self, error: Exception) -> None:
         """Take an error that concerns all calls."""

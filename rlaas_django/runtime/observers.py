@@ -40,8 +40,6 @@ class Observation(NamedTuple):
     user_agent: str = ""  # likewise
     # Seconds per call to Redis; measured only if an observer wants them.
     latencies: tuple[float, ...] = ()
-    # The request was observed before, and other limits were checked since.
-    is_continued: bool = False
     is_cached: bool = False  # a refusal was repeated from memory
 
     @property

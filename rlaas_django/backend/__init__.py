@@ -2,7 +2,6 @@
 
 from .client import (
     connection_options,
-    make_topology,
     redis_client,
     registered_scripts,
     topology,
@@ -24,7 +23,6 @@ from .inspection import (
     scan,
     scan_page,
     server_info,
-    table_bytes_per_key,
 )
 from .server import Server
 from .topology import Topology
@@ -42,7 +40,6 @@ __all__ = [
     "eviction_policy",
     "execute",
     "execute_each",
-    "make_topology",
     "redis_client",
     "registered_scripts",
     "run_commands",
@@ -51,6 +48,5 @@ __all__ = [
     "script_call",
     "server_info",
     "servers",
-    "table_bytes_per_key",
     "topology",
 ]

@@ -70,10 +70,10 @@ def topology(alias: str | None = None) -> Topology:
         return known
     # Of two that threads make at the same time, both use the first; the other has no
     # connections yet.
-    return topologies.setdefault(alias, make_topology(alias, config.timeout))
+    return topologies.setdefault(alias, _make_topology(alias, config.timeout))
 
 
-def make_topology(alias: str, timeout: float) -> Topology:
+def _make_topology(alias: str, timeout: float) -> Topology:
     """Return where the servers of a cache are, with connections of their own."""
     if nodes := _cluster_nodes(alias):
         return _cluster(nodes, timeout)

@@ -24,7 +24,6 @@ from redis.retry import Retry
 Address = tuple[str, int]
 MAX_CONNECTIONS = 100  # per process and server
 NOT_CONNECTED = -math.inf
-READ_SIZE = 65536  # bytes, as in redis-py
 
 # Options of the cache that our connections do not take over.
 _IGNORED_OPTIONS = {
@@ -143,10 +142,14 @@ class ConnectionOptions(NamedTuple):
         if type(connection) not in redis_classes or not is_plain:
             return connection
 
-        read_size = self.options.get("socket_read_size", READ_SIZE)
-        parser = parser_class(socket_read_size=read_size)
-        connection.set_parser(lambda **_: parser)
-        return parser
+        parsers = []
+
+        def make(socket_read_size: int) -> Any:
+            parsers.append(parser_class(socket_read_size=socket_read_size))
+            return parsers[0]
+
+        connection.set_parser(make)
+        return parsers[0]
 
 
 def timeouts(seconds: float) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from redis.exceptions import (
     AskError,
     ClusterCrossSlotError,
+    MovedError,
     RedisError,
     ResponseError,
 )
@@ -163,10 +164,10 @@ def execute_each(
     Return each reply, or the UnavailableError in its place.
     """
     topology.wait_until_known()
-    batches = _batches(topology, calls, MAX_PIPELINE)
-    for batch in batches:
+    replies: dict[int, Any] = {}
+    for batch in _batches(topology, calls, MAX_PIPELINE, replies):
         _run_batch(batch, admin_timeout)
-    return _in_order(batches)
+    return [replies[index] for index in range(len(calls))]
 
 
 async def aexecute_each(topology: Topology, calls: Sequence[Call]) -> list[Any]:
@@ -175,14 +176,15 @@ async def aexecute_each(topology: Topology, calls: Sequence[Call]) -> list[Any]:
     In smaller pipelines, between which other calls are sent.
     """
     await topology.await_until_known()
-    batches = _batches(topology, calls, MAX_BATCH)
+    replies: dict[int, Any] = {}
+    batches = _batches(topology, calls, MAX_BATCH, replies)
     try:
         await asyncio.gather(*[_arun_batch(batch) for batch in batches])
-    except asyncio.CancelledError:
-        for batch in batches:
-            batch.abandon()
+    except asyncio.CancelledError:  # a call that is under way abandons itself
+        for index, reply in replies.items():
+            calls[index].abandon(reply)
         raise
-    return _in_order(batches)
+    return [replies[index] for index in range(len(calls))]
 
 
 def _run_batch(batch: _Batch, admin_timeout: float | None) -> None:
@@ -216,56 +218,54 @@ async def _arun_batch(batch: _Batch) -> None:
 
 
 class _Batch:
-    """Calls for one server that are sent together, and their replies, by index."""
+    """Calls for one server, which are sent together, by index."""
 
     def __init__(
-        self, topology: Topology, server: Server | None, calls: dict[int, Call]
+        self,
+        topology: Topology,
+        server: Server | None,
+        calls: dict[int, Call],
+        replies: dict[int, Any],
     ) -> None:
         self.topology = topology
         self.server = server
         self.calls = calls
-        self.replies: dict[int, Any] = {}
+        self.replies = replies  # also to other batches
         self.unsettled: list[int] = []  # of calls to send again, one by one
 
     def record(self, server: Server, replies: list[Any]) -> None:
         """Take the replies to the pipeline; errors may mean to send a call again."""
+        topology = self.topology
         for index, reply in zip(self.calls, replies, strict=True):
             if not isinstance(reply, ResponseError):
                 self.replies[index] = reply
             elif next_attempt(reply) is None:
-                self.replies[index] = _failed(self.topology, server, reply)
+                self.replies[index] = _failed(topology, server, reply)
             else:
                 self.unsettled.append(index)
+            if isinstance(reply, MovedError) and isinstance(topology, ClusterTopology):
+                topology.redirect(reply, server)
 
     def fail(self, error: Exception) -> None:
         """Take an error that concerns all calls."""
-        self.replies = dict.fromkeys(self.calls, _unavailable(self.topology, error))
-
-    def abandon(self) -> None:
-        """Abandon the calls that have a reply; one under way abandons itself."""
-        for index, reply in self.replies.items():
-            self.calls[index].abandon(reply)
+        failure = _unavailable(self.topology, error)
+        self.replies.update(dict.fromkeys(self.calls, failure))
 
 
-def _batches(topology: Topology, calls: Sequence[Call], size: int) -> list[_Batch]:
+def _batches(
+    topology: Topology, calls: Sequence[Call], size: int, replies: dict[int, Any]
+) -> list[_Batch]:
     """Return the calls for each server, in batches of at most this size."""
     by_server: dict[Server | None, list[int]] = {}
     for index, call in enumerate(calls):
         by_server.setdefault(topology.server_for(call.key), []).append(index)
 
-    return [
-        _Batch(topology, server, {i: calls[i] for i in indexes[start : start + size]})
-        for server, indexes in by_server.items()
-        for start in range(0, len(indexes), size)
-    ]
-
-
-def _in_order(batches: Sequence[_Batch]) -> list[Any]:
-    """Return the replies to all batches in the order of their calls."""
-    replies: dict[int, Any] = {}
-    for batch in batches:
-        replies.update(batch.replies)
-    return [replies[index] for index in range(len(replies))]
+    batches = []
+    for server, indexes in by_server.items():
+        for start in range(0, len(indexes), size):
+            part = {index: calls[index] for index in indexes[start : start + size]}
+            batches.append(_Batch(topology, server, part, replies))
+    return batches
 
 
 # Servers and errors

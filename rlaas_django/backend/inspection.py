@@ -60,22 +60,6 @@ def eviction_policy(info: dict[str, str]) -> str | None:
     return policy
 
 
-def table_bytes_per_key(server: Server) -> float | None:
-    """Return the bytes of a server's hash tables per key; None if it does not tell."""
-    try:
-        (reply,) = run_commands([("MEMORY", "STATS")], server)
-    except UnavailableError:
-        return None
-    stats = dict(zip(reply[::2], reply[1::2], strict=True))
-    databases = [
-        value
-        for name, value in stats.items()
-        if name.startswith(b"db.") and isinstance(value, list)
-    ]
-    table_bytes = sum(sum(database[1::2]) for database in databases)
-    return float(table_bytes / max(1, stats[b"keys.count"]))
-
-
 def scan(pattern: str, most: float = math.inf) -> Iterator[list[str]]:
     """Yield pages of keys that match, until about `most` keys were looked at."""
     cursor = 0

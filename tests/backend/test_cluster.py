@@ -178,7 +178,7 @@ def request_connects(monkeypatch):
 
 def test_the_core_does_on_a_cluster_what_it_does_on_a_single_server():
     """Without the tests that take longest; `python -m tests.support.on_cluster` runs them all."""
-    core = [f"tests/test_{module}.py" for module in ("limiter", "source_documents", "algorithms")]
+    core = [f"tests/limiter/test_{module}.py" for module in ("limiter", "source_documents", "algorithms")]
     done = subprocess.run(
         command(*core, "-k", "not two_bytes and not long_traces"), cwd=ROOT, capture_output=True, text=True
     )

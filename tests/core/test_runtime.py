@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from rlaas_django.integrations import drf
 from rlaas_django.runtime import background, registry
 from rlaas_django.runtime.background import AT_EXIT, AT_START, WHEN_STALLED
 
@@ -55,7 +56,6 @@ def test_an_adapter_is_found_by_the_class(monkeypatch):
         pass
 
     monkeypatch.setattr(registry, "_adapters", {})
-    adapter = object()
-    registry.register_adapter(lambda cls: issubclass(cls, Base), adapter)
-    assert registry.adapter_for(View) is adapter
+    registry.register_adapter(lambda cls: issubclass(cls, Base), "rlaas_django.integrations.drf")
+    assert registry.adapter_for(View) is drf
     assert registry.adapter_for(object) is None

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
-CORE = [f"tests/test_{module}.py" for module in ("algorithms", "limiter", "source_documents", "concurrency")]
+CORE = [f"tests/limiter/test_{module}.py" for module in ("algorithms", "limiter", "source_documents", "concurrency")]
 # That a script keeps to its keys' slot is shown by all the others: a cluster refuses any other key.
 NOT_HERE = {
     "test_expired_entries_are_read_once": "counts the commands of a server of its own, by INFO",

@@ -24,7 +24,7 @@ from .core.policy import (
     Rate,
     RateLike,
 )
-from .core.request_options import (
+from .core.rules import (
     check_cost,
     check_function,
     cost_problem,

@@ -12,8 +12,9 @@ from django.core import checks
 from .. import backend, conf, limiter
 from ..backend.scripts import SCRIPTS
 from ..conf import Problem
+from ..core.algorithms import ALGORITHMS
 from ..core.keys import COUNTER_PREFIX, OVERRIDE_PREFIX
-from ..core.policy import ALGORITHMS, Policy
+from ..core.policy import Policy
 from .settings import as_message
 
 NAME = "system-check"  # of the policies that are tried, and of who is counted
@@ -94,9 +95,5 @@ def _decide() -> None:
         Policy(f"{NAME}-{i}", "1/s", algo=algo) for i, algo in enumerate(ALGORITHMS)
     ]
     planned = limiter.plan(NAME, policies, 1)
-    call = planned.pack()
-    reply = backend.execute(
-        planned.policy_set.topology, call, admin_timeout=backend.ADMIN_TIMEOUT
-    )
-    limiter.refund(planned.read(reply))
+    limiter.refund(limiter.decide_by_redis(planned))
     limiter.reset(NAME, policies)

@@ -14,25 +14,17 @@ from django.urls import get_resolver, reverse
 
 from .. import backend, conf
 from ..conf import Problem
+from ..core.algorithms import ALGORITHMS, TOKEN_BUCKET
 from ..core.keys import key_kind
-from ..core.policy import (
-    DEFAULT,
-    SLIDING_WINDOW,
-    SLIDING_WINDOW_COMPACT,
-    TOKEN_BUCKET,
-    Policy,
-    Rate,
-    nearest,
-)
-from ..core.request_options import RequestOptions, cost_problem
+from ..core.policy import DEFAULT, Policy, Rate, nearest
+from ..core.rules import cost_problem
 from ..http.site_functions import site_function
 from ..http.unknown_users import BY_USER, rules_counted_by_address
 from ..middleware import RateLimitMiddleware
 from ..runtime import registry
 
 OURS = "rlaas_django.middleware.RateLimitMiddleware"
-LARGE_LOG = 1000
-BYTES_PER_ENTRY = 120  # of a ZSET past 128 entries, as MEMORY USAGE counts
+LARGE_LOG = 1000  # entries
 
 
 @checks.register("caches")
@@ -138,15 +130,11 @@ def _policies(config: conf.Config) -> Iterator[Problem]:
     for policy in config.policies.values():
         yield from _large_log(policy, config)
         yield from _key(policy)
-    for name, options in config.request_options.items():
-        yield from _functions(f"Policy {name!r}", options._asdict())
     for i, rule in enumerate(config.rules):
         where = f"RATE_LIMITER['MIDDLEWARE'][{i}]"
         yield from _functions(
             where, {"cost": rule.cost, "charge_when": rule.charge_when}
         )
-        for name in rule.policies:
-            yield from _methods(where, rule.methods, name, config)
 
 
 def _key(policy: Policy) -> Iterator[Problem]:
@@ -170,32 +158,18 @@ def _function(name: str, function: Any) -> Iterator[Problem]:
         yield Problem("E011", f"{name} {function!r} cannot be imported: {error}")
 
 
-def _methods(
-    where: str, methods: frozenset[str] | None, policy: str, config: conf.Config
-) -> Iterator[Problem]:
-    """Report methods of a rule or a decorator of which the policy limits none."""
-    options = config.request_options.get(policy, RequestOptions())
-    if methods and options.methods and methods.isdisjoint(options.methods):
-        ours, others = (", ".join(sorted(each)) for each in (methods, options.methods))
-        yield Problem(
-            "E016",
-            f"{where} applies policy {policy!r} to {ours}, but the policy applies to {others} only: it limits nothing.",
-            "Where both set a method, only the methods in both are limited: leave it out of one, or write the same.",
-        )
-
-
 def _large_log(policy: Policy, config: conf.Config) -> Iterator[Problem]:
-    algo = policy.algo or config.algo
-    if (
-        algo == SLIDING_WINDOW
-        and isinstance(policy.rate, Rate)
-        and policy.rate.limit >= LARGE_LOG
-    ):
+    algorithm = ALGORITHMS[policy.algo or config.algo]
+    if not algorithm.alternative or not isinstance(policy.rate, Rate):
+        return
+    limit = policy.rate.limit
+    if limit >= LARGE_LOG:
         yield Problem(
             "W002",
-            f"Policy {policy.name!r} keeps up to {policy.rate.limit} entries per identity in a ZSET: "
-            f"about {policy.rate.limit * BYTES_PER_ENTRY:,} MB per million users.",
-            f"{SLIDING_WINDOW_COMPACT!r} makes the same decisions in a sixtieth of the memory.",
+            f"Policy {policy.name!r} keeps up to {limit} entries per identity in a "
+            f"ZSET: about {limit * algorithm.bytes_per_unit:,} MB per million users.",
+            f"{algorithm.alternative!r} makes the same decisions in a sixtieth of the "
+            "memory.",
         )
 
 
@@ -293,8 +267,6 @@ def _decorated_views(config: conf.Config) -> Iterator[Problem]:
         ]
         for policy in (each for each in (*known, *view.unnamed) if each is not None):
             yield from _applied(view, policy, config)
-        for name in (each for each in view.policies if isinstance(each, str)):
-            yield from _methods(view.name, view.options.get("methods"), name, config)
         yield from _functions(view.name, view.options)
 
 

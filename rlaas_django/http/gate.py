@@ -18,7 +18,7 @@ from django.http.response import HttpResponseBase
 from .. import conf, limiter, signals
 from ..backend import UnavailableError
 from ..core.decision import Decision, combine
-from ..limiter.policy_set import CompiledPolicySet, compile_policies
+from ..limiter import PolicySet, compile_policies
 from . import login, responses
 from .identity import RequestIdentity, load_user
 from .limits import Limits, Prepared, with_fixed_rates
@@ -26,7 +26,7 @@ from .request_state import STATE, Charge, RequestState
 from .site_functions import call_cost, is_charged
 
 View = Callable[..., Any]
-Resolved = tuple[RequestIdentity, CompiledPolicySet | None, int]
+Resolved = tuple[RequestIdentity, PolicySet | None, int]
 
 
 class Gate:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import FunctionType
@@ -15,8 +15,7 @@ from django.http.response import HttpResponseBase
 from .. import conf
 from ..core.keys import key_kind
 from ..core.policy import Policy, Rate
-from ..core.request_options import RequestOptions
-from ..limiter.policy_set import CompiledPolicySet, compile_policies
+from ..limiter import PolicySet, compile_policies
 from ..runtime import registry
 from .responses import Respond
 from .site_functions import call_rate, site_function
@@ -38,7 +37,7 @@ class Prepared(NamedTuple):
         Limits, ...
     ]  # of the policies that have other options; each is decided by itself, inside these
     policies: tuple[Policy, ...]
-    policy_set: CompiledPolicySet | None  # None where a rate depends on the request
+    policy_set: PolicySet | None  # None where a rate depends on the request
     needs_user: bool  # a policy counts users, or a function of the site's may read `request.user`
     calls_site_functions: bool  # one gives a key, a rate or the cost
 
@@ -74,7 +73,7 @@ class Limits:
     def prepare(self) -> Prepared:
         """Compile the policies, once per Config."""
         config = conf.config()
-        first, *inner = self._parts(config.request_options)
+        first, inner = self, ()
         first.cost, first.response = (
             site_function(first.cost),
             site_function(first.response),
@@ -96,28 +95,6 @@ class Limits:
             first, tuple(inner), policies, compiled, user, site
         )
         return prepared
-
-    def _parts(self, options_of: Mapping[str, RequestOptions]) -> list[Limits]:
-        """Return these limits, or where policies have options of their own, limits for each set of options."""
-        if not self.with_options or options_of.keys().isdisjoint(
-            map(str, self.policies)
-        ):
-            return [self]
-        own = RequestOptions(self.own_cost, self.methods, self.charge_when)
-        parts: list[tuple[RequestOptions, list[str | Policy]]] = []
-        for policy in self.policies:
-            named = options_of.get(policy) if isinstance(policy, str) else None
-            options = own.over(named or RequestOptions())
-            part = next((policies for each, policies in parts if each == options), None)
-            if part is None:
-                parts.append((options, [policy]))
-            else:
-                part.append(policy)
-        plain = replace(self, with_options=False)
-        return [
-            replace(plain, policies=tuple(policies), **options._asdict())
-            for options, policies in parts
-        ]
 
     @property
     def joinable(self) -> bool:

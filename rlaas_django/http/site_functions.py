@@ -16,17 +16,17 @@ from django.http.response import HttpResponseBase
 from django.utils.module_loading import import_string
 
 from .. import conf
+from ..core.algorithms import ALGORITHMS
 from ..core.keys import Name
 from ..core.policy import (
     DEFAULT,
-    MAX_COST,
     KeyFunction,
     Policy,
     PolicyError,
     Rate,
     shown,
 )
-from ..limiter.policy_set import CompiledPolicySet
+from ..limiter import PolicySet
 from ..runtime import log
 
 BY_ADDRESS = "counted by IP address instead"
@@ -73,7 +73,7 @@ def call_rate(policy: Policy, request: HttpRequest) -> Rate | None:
 def call_cost(
     function: Callable[[HttpRequest], int],
     request: HttpRequest,
-    policy_set: CompiledPolicySet | None,
+    policy_set: PolicySet | None,
 ) -> int:
     """Return the cost of a request under these policies."""
     try:
@@ -91,7 +91,7 @@ def call_cost(
         if policy_set is not None:
             policy_set.check_cost(cost)
     except ValueError as error:
-        most = min(MAX_COST.values())
+        most = min(filter(None, [a.max_cost for a in ALGORITHMS.values()]))
         _log(str(error), f"{most} is charged")
         return most
     return cost

@@ -15,7 +15,7 @@ from .. import conf, limiter, signals
 from ..core.decision import Decision, combine, passes
 from ..core.keys import Identity
 from ..core.policy import DEFAULT, Policy
-from ..limiter.policy_set import Check, plan
+from ..limiter import Check, plan
 from ..runtime import registry
 from .gate import Gate
 from .limits import Limits

@@ -18,15 +18,16 @@ from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.utils.deprecation import MiddlewareMixin
 from django.utils.module_loading import import_string
 
-from .. import backend, conf, limiter
+from .. import conf, limiter
+from ..core.algorithms import FIXED_WINDOW
 from ..core.decision import Decision, Outcome
 from ..core.keys import EncodedIdentity, digest, encode, encode_name, parse_address
-from ..core.policy import FIXED_WINDOW, NAME, Policy, PolicyError, Rate
+from ..core.policy import NAME, Policy, PolicyError, Rate
 from ..http.identity import RequestIdentity, client_address
 from ..http.responses import in_thread
 from ..http.throttles import record
 from ..http.view_names import policy_name, view_label, view_name
-from ..limiter.policy_set import CompiledPolicySet, compile_policies
+from ..limiter import PolicySet, compile_policies
 from ..runtime import registry
 
 __all__ = [
@@ -203,17 +204,12 @@ def _policies(
     )
 
 
-def _policy_set(policy: Policy) -> CompiledPolicySet:
-    config, alias = conf.config(), getattr(settings, "RATELIMIT_USE_CACHE", None)
-    if alias in (None, config.cache):
+def _policy_set(policy: Policy) -> PolicySet:
+    alias = getattr(settings, "RATELIMIT_USE_CACHE", None)
+    if alias in (None, conf.config().cache):
         return compile_policies(policy)
-    found: CompiledPolicySet | None = config.derived.policy_sets.get((policy, alias))
-    if found is None:
-        _ = caches[alias]  # Django's own error for an unknown one
-        found = config.derived.policy_sets[policy, alias] = CompiledPolicySet(
-            (policy,), config, backend.topology(alias)
-        )
-    return found
+    _ = caches[alias]  # Django's own error for an unknown one
+    return compile_policies(policy, alias)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -6,8 +6,9 @@ from functools import lru_cache
 from typing import Any
 
 from .. import conf
+from ..core.algorithms import SLIDING_WINDOW_COMPACT
 from ..core.keys import EncodedIdentity, encode_name
-from ..core.policy import SLIDING_WINDOW_COMPACT, Policy, Rate
+from ..core.policy import Policy, Rate
 from ..http.throttles import Plan
 from ..http.view_names import policy_name
 from ..runtime import registry

@@ -12,8 +12,9 @@ from pathlib import Path
 from django.core.management.base import CommandError
 
 from .. import conf
+from ..core.algorithms import ALGORITHMS
 from ..core.keys import key_kind
-from ..core.policy import ALGORITHMS, Policy, PolicyError, Rate
+from ..core.policy import Policy, PolicyError, Rate
 from ..management.commands._rlaas.interrupts import one_interrupt
 from ..management.commands._rlaas.output import Output, plural
 from ..management.commands._rlaas.progress import Progress
@@ -80,7 +81,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, output: Output) -> int:
     """Replay the logs, and print the report."""
     progress = Progress("lines", quiet=options.verbosity == 0)
-    algorithms = [parse_algorithm(text) for text in options.algo] or ALGORITHMS
+    algorithms = [parse_algorithm(text) for text in options.algo] or [*ALGORITHMS]
     cache = options.cache or conf.config().cache
     replays: list[tuple[Replay, Log | ShadowLog]] = []
     with one_interrupt() as interrupts, ExitStack() as stack:

@@ -11,15 +11,12 @@ from urllib.parse import parse_qs, urlsplit
 
 from .. import backend, conf
 from ..backend.commands import Call
+from ..core.algorithms import FIXED_WINDOW
 from ..core.keys import decode, identify, key_kind
-from ..core.policy import FIXED_WINDOW, Policy
-from ..limiter.policy_set import (
-    ALLOWED,
-    REPLY_SIZE,
-    RETRY_AFTER,
-    UNIQUE_LENGTH,
-    CompiledPolicySet,
-)
+from ..core.policy import Policy
+from ..limiter import PolicySet
+from ..limiter.plan import UNIQUE_BYTES, make_check, pack_command
+from ..limiter.replies import ALLOWED, RETRY_AFTER, ROW
 from ..runtime.clock import frozen_clock
 from .log_lines import Request
 from .timeline import Timeline
@@ -99,9 +96,7 @@ class Candidate:
         self.text, self.policy, self.runs = text, policy, runs
         # One call of the script decides all runs, each as if it were alone: shadow policies do not refuse for others.
         policies = tuple(replace(run.policy, shadow=True) for run in runs)
-        self._set = CompiledPolicySet(
-            policies, conf.config(), topology, least_ttl=LEAST_TTL
-        )
+        self._set = PolicySet(policies, conf.config(), topology)
         self._templates: dict[
             int, tuple[list[str], str, str]
         ] = {}  # by the length of the time
@@ -179,11 +174,13 @@ class Candidate:
     def _make_template(self, length: int) -> tuple[list[str], str, str]:
         identity, unique, now = (
             "\0" * len(identity_of(0)),
-            "\1" * UNIQUE_LENGTH,
+            "\1" * 2 * UNIQUE_BYTES,
             "1" * length,
         )
         with frozen_clock(int(now)):
-            packed = self._set.command((identity,) * len(self.runs), unique, 1, "check")
+            check = make_check(self._set, (identity,) * len(self.runs), 1, True)
+            check.unique = unique
+            packed = pack_command(check)
         before, after = packed.decode().split(unique)
         before, _, middle = before.rpartition(now)
         self._templates[length] = template = before.split(identity), middle, after
@@ -205,7 +202,7 @@ class Candidate:
         """Count what the scripts replied to some requests."""
         length, demands = self.length, []
         rows = [
-            (run, REPLY_SIZE * i + ALLOWED, REPLY_SIZE * i + RETRY_AFTER)
+            (run, ROW * i + ALLOWED, ROW * i + RETRY_AFTER)
             for i, run in enumerate(self.runs)
         ]
         for (client, now), reply in zip(entries, replies, strict=True):

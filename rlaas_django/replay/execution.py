@@ -15,7 +15,7 @@ from typing import Any
 from .. import backend
 from ..backend.commands import Call, pack
 from ..core.policy import Policy
-from ..limiter.policy_set import UNIQUE_LENGTH
+from ..limiter.plan import UNIQUE_BYTES
 from .candidates import MAX_CLIENTS, Candidate, Client, Run
 from .log_lines import Request
 from .timeline import Timeline
@@ -65,7 +65,7 @@ class Replay:
             1 + sum(len(candidate.runs) for candidate in self.candidates)
         )
         self.left_behind = 0  # keys that could not be deleted, and expire
-        self._unique = itertools.count(10 ** (UNIQUE_LENGTH - 1))
+        self._unique = itertools.count(10 ** (2 * UNIQUE_BYTES - 1))
         # While the server runs a batch, the next one is read and packed here.
         self._worker = ThreadPoolExecutor(1)
         self._under_way: deque[Batch] = deque()

@@ -6,8 +6,7 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 
-from ..core.request_options import parse_methods
-from ..core.rules import Rule
+from ..core.rules import Rule, parse_methods
 from .log_lines import Request
 
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ..core.policy import SLIDING_WINDOW_COMPACT, Rate
+from ..core.algorithms import SLIDING_WINDOW_COMPACT
+from ..core.policy import Rate
 from ..management.commands._rlaas.output import (
     Output,
     Styled,

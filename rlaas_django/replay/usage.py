@@ -12,21 +12,12 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ..core.policy import (
-    FIXED_WINDOW,
-    SLIDING_WINDOW,
-    SLIDING_WINDOW_COMPACT,
-    SLIDING_WINDOW_COUNTER,
-    TOKEN_BUCKET,
-)
+from ..core.algorithms import ALGORITHMS
 
 FIXED, SLIDING, COUNTER = range(3)  # the measures of demand, by index
+DEMANDS = ("fixed", "sliding", "counter")
 MEASURE = {
-    FIXED_WINDOW: FIXED,
-    SLIDING_WINDOW: SLIDING,
-    SLIDING_WINDOW_COMPACT: SLIDING,
-    SLIDING_WINDOW_COUNTER: COUNTER,
-    TOKEN_BUCKET: SLIDING,  # it refuses only what a sliding window of the same limit refuses
+    name: DEMANDS.index(algorithm.demand) for name, algorithm in ALGORITHMS.items()
 }
 
 

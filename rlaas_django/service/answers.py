@@ -10,9 +10,10 @@ from django.http import HttpRequest, HttpResponse
 
 from .. import __version__, conf
 from ..backend.scripts import SCRIPTS
+from ..core.algorithms import ALGORITHMS
 from ..core.callers import Caller
 from ..core.decision import Decision, Outcome
-from ..core.policy import ALGORITHMS, Policy, Rate
+from ..core.policy import Policy, Rate
 from ..http import responses
 from . import receipts
 from .problems import ProblemError

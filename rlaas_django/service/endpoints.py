@@ -18,7 +18,7 @@ from ..core.decision import Decision
 from ..core.keys import EncodedIdentity
 from ..http import responses
 from ..http.identity import RequestIdentity
-from ..limiter.policy_set import Check
+from ..limiter import Check
 from ..runtime.observers import observe
 from . import answers, receipts
 from .answers import decision_json, decision_response, json_response, with_headers

@@ -15,7 +15,7 @@ from .. import conf
 from ..core.callers import Caller
 from ..core.keys import Identity
 from ..core.policy import DEFAULT, PolicyError
-from ..limiter.policy_set import Check, CompiledPolicySet, compile_policies, plan
+from ..limiter import Check, PolicySet, compile_policies, plan
 from .problems import MAX_ECHO, ProblemError, unknown
 
 MAX_BODY = 1_000_000  # bytes
@@ -30,7 +30,7 @@ class Subject(NamedTuple):
     """Who is checked, under which policies, at which cost."""
 
     identity: Identity
-    policy_set: CompiledPolicySet
+    policy_set: PolicySet
     cost: int = 1
 
     def plan(self) -> Check:
@@ -187,7 +187,7 @@ def _parse_policies(source: dict[str, Any]) -> list[str]:
     return names
 
 
-def _compile(names: list[str], caller: Caller) -> CompiledPolicySet:
+def _compile(names: list[str], caller: Caller) -> PolicySet:
     known = conf.config().policies
     for name in names:
         if name not in known:

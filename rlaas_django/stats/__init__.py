@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any
 
 from ..core.decision import Decision
-from ..limiter.policy_set import ReplyDecision
+from ..limiter.replies import passes_below
 from ..runtime.observers import Observation
 from . import background, recorder
 from .schema import WATCH_PERCENT
@@ -29,11 +29,10 @@ def count(decision: Decision, observation: Observation | None = None) -> bool:
     now = time.time()
     queue: deque[Any] = recorder.pending
     entry: tuple[Any, ...] = now, observation
-    if isinstance(decision, ReplyDecision) and decision.passes_below(WATCH_PERCENT):
-        queue, entry = (
-            recorder.uneventful,
-            (now, decision.check.policy_set, decision.check.identities),
-        )
+    if decision.reply is not None and passes_below(decision, WATCH_PERCENT):
+        check = decision.reply[0]
+        queue = recorder.uneventful
+        entry = now, check.policy_set, check.identities
     elif observation is None:
         return False
     if len(queue) == queue.maxlen:

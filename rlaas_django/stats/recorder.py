@@ -15,7 +15,7 @@ from typing import Any
 from .. import backend
 from ..backend.scripts import RECORD
 from ..core.decision import Outcome
-from ..limiter.policy_set import CompiledPolicySet
+from ..limiter.policy_set import PolicySet
 from ..runtime import process
 from ..runtime.observers import (
     ALLOWED,
@@ -43,9 +43,7 @@ REFUSALS_PER_FLUSH = (
 pending: deque[tuple[float, Observation]] = deque(maxlen=MAX_PENDING)
 # Of nearly all, which are allowed and far from every limit, only what is counted: the policies, and whom they count. To
 # keep the whole and to add it up later took four times as long (67,000 instructions, more than the decision itself).
-uneventful: deque[tuple[float, CompiledPolicySet, tuple[str, ...]]] = deque(
-    maxlen=MAX_PENDING
-)
+uneventful: deque[tuple[float, PolicySet, tuple[str, ...]]] = deque(maxlen=MAX_PENDING)
 dropped = 0  # observations of this process that were not written
 
 
@@ -205,7 +203,7 @@ class Tally:
 
 def add_uneventful(tallies: dict[str, Tally]) -> None:
     """Count the observations that were allowed and far from every limit, each under its policies, and for the site."""
-    numbers: dict[tuple[int, CompiledPolicySet], int] = defaultdict(int)  # by minute
+    numbers: dict[tuple[int, PolicySet], int] = defaultdict(int)  # by minute
     with contextlib.suppress(IndexError):  # none is left
         while True:
             at, policy_set, identities = uneventful.popleft()

@@ -21,14 +21,14 @@ def test_without_a_setting_the_defaults_apply(settings):
 def test_the_top_level_is_the_default_policy(configure):
     configure(USE_ALGO="fixed-window-algo", WINDOW_SIZE=10, MAX_REQUESTS=3)
     decision = check("alice")
-    assert (decision.policy, decision.limit, decision.remaining) == ("default", 3, 2)
+    assert (decision.policy.name, decision.limit, decision.remaining) == ("default", 3, 2)
     assert decision.ttl <= 10
 
 
 def test_a_named_policy_is_found_by_its_name(configure):
     configure(POLICIES={"search": {"rate": "30/10s", "key": "ip", "algo": "token-bucket-algo", "burst": 60}})
     decision = check("203.0.113.9", "search")
-    assert (decision.policy, decision.limit) == ("search", 60)
+    assert (decision.policy.name, decision.limit) == ("search", 60)
     assert decision.outcomes[0].identity == "ip=203.0.113.9"
 
 
@@ -94,10 +94,9 @@ MISTAKES = [
     ({"POLICIES": {"default": {"rate": "5/m"}}}, "E004", "choose another name"),
     ({"POLICIES": {"a": {"rate": "5/m", "burst": 9}}}, "E004", "burst goes with 'token-bucket-algo'"),
     ({"POLICIES": {"a": {"rate": "5/m", "algo": "token-bucket-algo", "burst": 0}}}, "E004", "burst 0"),
-    ({"POLICIES": {"a": {"rate": "5/m", "cost": -1}}}, "E004", "['a']: The cost -1 is not a whole number"),
-    ({"POLICIES": {"a": {"rate": "5/m", "cost": 6}}}, "E004", "['a']: the cost 6 exceeds 5"),
-    ({"POLICIES": {"a": {"rate": "5/m", "method": "PSOT"}}}, "E004", "did you mean 'POST'?"),
-    ({"POLICIES": {"a": {"rate": "5/m", "charge_when": 401}}}, "E004", "charge_when 401 is neither a function nor"),
+    ({"POLICIES": {"a": {"rate": "5/m", "cost": 2}}}, "E004", "['a']: 'cost' belongs on the rule or the decorator"),
+    ({"POLICIES": {"a": {"rate": "5/m", "method": "POST"}}}, "E004", "'method' belongs on the rule or the decorator"),
+    ({"POLICIES": {"a": {"rate": "5/m", "charge_when": "a.b"}}}, "E004", "'charge_when' belongs on the rule"),
     ({"CACHE": "defualt"}, "E005", "should name an alias in CACHES, not 'defualt'; did you mean 'default'?"),
     ({"IPV6_PREFIX": 129}, "E006", "should be 1 to 128, not 129"),
     ({"CACHE": "locmem"}, "E007", "'locmem' is not: "),

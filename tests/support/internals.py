@@ -16,29 +16,23 @@ from rlaas_django.backend.commands import pack
 from rlaas_django.backend.connection import ConnectionOptions
 from rlaas_django.backend.errors import NextAttempt, next_attempt
 from rlaas_django.backend.pool import Pool
-from rlaas_django.backend.scripts import FILES as LUA_FILES
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
 from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
 from rlaas_django.checks.server import check_eviction, check_rights
 from rlaas_django.checks.settings import check_proxies, check_settings, check_shared_cache
 from rlaas_django.conf import POLICY_OPTIONS
-from rlaas_django.core.decision import Decision, Outcome, passes, strictest
-from rlaas_django.core.keys import ENDINGS as KEY_ENDINGS
-from rlaas_django.core.keys import EncodedIdentity, counter_key, decode, encode, parse_counter_key
-from rlaas_django.core.keys import identify as identify_with
-from rlaas_django.core.policy import (
-    ALGORITHMS,
+from rlaas_django.core.algorithms import ALGORITHMS as ALGORITHM_RECORDS
+from rlaas_django.core.algorithms import (
     FIXED_WINDOW,
-    KEY_PREFIXES,
-    KEYS,
     SLIDING_WINDOW,
     SLIDING_WINDOW_COMPACT,
     SLIDING_WINDOW_COUNTER,
     TOKEN_BUCKET,
-    YEAR,
-    Policy,
-    Rate,
 )
+from rlaas_django.core.decision import Decision, Outcome, passes, strictest
+from rlaas_django.core.keys import EncodedIdentity, counter_key, decode, encode, parse_counter_key
+from rlaas_django.core.keys import identify as identify_with
+from rlaas_django.core.policy import KEY_PREFIXES, KEYS, YEAR, Policy, Rate
 from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
 from rlaas_django.core.text import fold
 from rlaas_django.http import responses
@@ -48,12 +42,13 @@ from rlaas_django.http.responses import whole_seconds
 from rlaas_django.limiter import acheck_each, check_each, networks, overrides, refund_units, refusal_cache
 from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
-from rlaas_django.limiter.policy_set import Check, CompiledPolicySet, compile_policies
-from rlaas_django.limiter.policy_set import plan as check_plan
+from rlaas_django.limiter.plan import make_check
+from rlaas_django.limiter.plan import plan as check_plan
+from rlaas_django.limiter.policy_set import PolicySet, compile_policies
+from rlaas_django.limiter.replies import read as read_reply
 from rlaas_django.management.commands._rlaas import SUBCOMMANDS, diagnosis
 from rlaas_django.management.commands._rlaas.output import Output as CommandOutput
 from rlaas_django.management.commands._rlaas.output import Styled
-from rlaas_django.management.commands._rlaas.plan import PREFERRED, REASONS
 from rlaas_django.management.commands._rlaas.plan import predict as predict_memory
 from rlaas_django.management.commands.rlaas import Command as RlaasCommand
 from rlaas_django.replay.execution import Replay
@@ -63,7 +58,6 @@ from rlaas_django.replay.policies import parse_policy
 from rlaas_django.replay.report import report as replay_report
 from rlaas_django.replay.sources import Log
 from rlaas_django.replay.timeline import STEPS, Timeline
-from rlaas_django.replay.usage import MEASURE
 from rlaas_django.runtime import log, observers, registry
 from rlaas_django.service import auth as service_auth
 from rlaas_django.service import receipts
@@ -79,11 +73,11 @@ from rlaas_django.stats.recorder import flush as flush_statistics
 
 __all__ = [
     "ALGORITHMS",
+    "ALGORITHM_RECORDS",
     "DEFAULTS",
     "FIELDS",
     "FIXED_WINDOW",
     "KEYS",
-    "KEY_ENDINGS",
     "KEY_PREFIXES",
     "POLICY_OPTIONS",
     "RULE_OPTIONS",
@@ -96,11 +90,9 @@ __all__ = [
     "TOKEN_BUCKET",
     "TOPOLOGY_THREAD",
     "YEAR",
-    "Check",
     "CircuitBreaker",
     "ClusterTopology",
     "CommandOutput",
-    "CompiledPolicySet",
     "ConnectionOptions",
     "Decision",
     "EncodedIdentity",
@@ -113,6 +105,7 @@ __all__ = [
     "NextAttempt",
     "Outcome",
     "Policy",
+    "PolicySet",
     "Pool",
     "Rate",
     "Refresher",
@@ -123,7 +116,6 @@ __all__ = [
     "Timeline",
     "UnavailableError",
     "acheck_each",
-    "algorithm_tables",
     "breaker_module",
     "cached_refusals",
     "check_each",
@@ -156,6 +148,7 @@ __all__ = [
     "local_limiter",
     "local_module",
     "log",
+    "make_check",
     "networks",
     "next_attempt",
     "observers",
@@ -170,6 +163,7 @@ __all__ = [
     "predict_memory",
     "read_minutes",
     "read_refusals",
+    "read_reply",
     "receipts",
     "recorder",
     "redis_client",
@@ -191,6 +185,7 @@ __all__ = [
     "whole_seconds",
 ]
 
+ALGORITHMS = tuple(ALGORITHM_RECORDS)
 DEFAULTS = conf.DEFAULTS
 exempt_views = registry.exempt_views
 escape_for_log = log.escaped
@@ -249,20 +244,6 @@ def restore_limits(before: tuple[set, set, dict]) -> None:
 def forget_limits() -> None:
     registry.sources.clear()
     registry.adapter_policies.clear()
-
-
-def algorithm_tables() -> dict:
-    """Return what has an entry per algorithm, by name."""
-    from rlaas_django.admin.policy_pages import ALGORITHM_NAMES  # needs the apps
-
-    return {
-        "ENDINGS": KEY_ENDINGS,
-        "FILES": LUA_FILES,
-        "PREFERRED": PREFERRED,
-        "REASONS": REASONS,
-        "MEASURE": MEASURE,
-        "ALGORITHM_NAMES": ALGORITHM_NAMES,
-    }
 
 
 def identify(identity, policy: Policy) -> str:

@@ -12,15 +12,13 @@ from typing import Any, NamedTuple
 
 from .... import backend, conf
 from ....backend.commands import Call, pack
+from ....core.algorithms import ALGORITHMS
 from ....core.keys import EncodedIdentity
 from ....core.policy import (
-    FIXED_WINDOW,
-    SLIDING_WINDOW,
-    SLIDING_WINDOW_COMPACT,
     Policy,
     Rate,
 )
-from ....limiter.policy_set import CompiledPolicySet, plan
+from ....limiter import PolicySet, plan
 from ....runtime.clock import frozen_clock
 
 MAX_LIMIT = 100_000  # that is filled; the logs of a larger one are extrapolated
@@ -95,9 +93,7 @@ class Sample:
         """Fill the sample under an algorithm, and return what it takes."""
         name = f"{self._prefix}{next(self._numbers)}"  # about as long as names are
         policy = Policy(name, (self._limit, self.rate.window), key="user", algo=algo)
-        policies = CompiledPolicySet(
-            (policy,), conf.config(), self.topology, least_ttl=LEAST_TTL
-        )
+        policies = PolicySet((policy,), conf.config(), self.topology)
         first, seconds = len(self._keys), 0.0
         self._keys.append(self._key(policies, WARM_UP))
         # Loads the script, and fills the buffers of our connection as the others will, which the server counts.
@@ -131,12 +127,12 @@ class Sample:
         used = sum(sizes) / max(1, len(sizes)) + TABLES
         if grown * self.size >= LEAST_GROWTH and abs(grown - used) < PLAUSIBLE * used:
             used = grown
-        if algo in (SLIDING_WINDOW, SLIDING_WINDOW_COMPACT):
+        if ALGORITHMS[algo].bytes_per_unit:
             used *= self.rate.limit / self._limit
         return Measured(algo, round(used), round(self.calls / seconds))
 
     def _checks(
-        self, policies: CompiledPolicySet, identities: Iterable[EncodedIdentity]
+        self, policies: PolicySet, identities: Iterable[EncodedIdentity]
     ) -> list[Call]:
         """Return the checks that use up the limits of some identities, each at times of its own, on a frozen clock."""
         calls: list[Call] = []
@@ -150,9 +146,9 @@ class Sample:
                     calls.append(plan(identity, policies, cost).pack())
         return calls
 
-    def _key(self, policies: CompiledPolicySet, identity: str) -> str:
+    def _key(self, policies: PolicySet, identity: str) -> str:
         (key,) = policies.keys((identity,))
-        is_fixed = policies.policies[0].algo == FIXED_WINDOW
+        is_fixed = ALGORITHMS[policies.arguments[0].algo].is_aligned
         return f"{key}:{self._start // (self.rate.window * 1000)}" if is_fixed else key
 
     def _execute(self, calls: list[Call]) -> list[Any]:

@@ -9,16 +9,15 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from .... import backend, conf
-from ....core.policy import (
+from ....core.algorithms import (
     ALGORITHMS,
     FIXED_WINDOW,
     SLIDING_WINDOW,
     SLIDING_WINDOW_COMPACT,
     SLIDING_WINDOW_COUNTER,
     TOKEN_BUCKET,
-    PolicyError,
-    Rate,
 )
+from ....core.policy import PolicyError, Rate
 from ....replay.policies import parse_algorithm
 from .interrupts import one_interrupt
 from .measuring import Measured, Sample
@@ -39,13 +38,7 @@ PREFERRED = (
     TOKEN_BUCKET,
     FIXED_WINDOW,
 )
-REASONS = {
-    SLIDING_WINDOW_COMPACT: "exact, and it takes the least memory of the exact ones",
-    SLIDING_WINDOW: "exact, and its entries can be read with redis-cli",
-    SLIDING_WINDOW_COUNTER: "approximate, but its memory does not grow with the limit",
-    TOKEN_BUCKET: "its memory does not grow with the limit; it admits a burst, and then a steady rate",
-    FIXED_WINDOW: "it takes the least memory, but admits up to twice the limit around a boundary",
-}
+REASONS = {name: algorithm.choose_when for name, algorithm in ALGORITHMS.items()}
 
 
 def add_arguments(parser: ArgumentParser) -> None:

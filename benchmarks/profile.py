@@ -11,7 +11,7 @@ from typing import NamedTuple
 import hiredis
 from rlaas_django import Policy, backend, check
 from rlaas_django.backend.commands import pack
-from rlaas_django.limiter.policy_set import plan
+from rlaas_django.limiter import plan
 
 from . import ours, server
 from .measure import BATCH, DAY, Effort, Ratios, against_ping, rotated, rounds, spread, time_per_call

@@ -22,12 +22,8 @@ from rlaas_django import Policy, PolicyError, backend
 from rlaas_django.backend.commands import Call, pack
 from rlaas_django.backend.scripts import for_algorithms
 from rlaas_django.core.keys import counter_key, override_key
-from rlaas_django.core.policy import (
-    ALGORITHMS,
-    FIXED_WINDOW,
-    TOKEN_BUCKET,
-    script_arguments,
-)
+from rlaas_django.core.algorithms import ALGORITHMS, FIXED_WINDOW, TOKEN_BUCKET
+from rlaas_django.core.policy import script_arguments
 
 # In ms: a multiple of every window that divides an hour, so that fixed windows begin
 # with it.

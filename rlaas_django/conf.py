@@ -1,4 +1,4 @@
-"""The only reader of Django's settings: RATE_LIMITER, parsed once and again after `setting_changed`."""
+"""The only reader of Django's settings: RATE_LIMITER, parsed once per change."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import ipaddress
 import os
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, NamedTuple
 
 from django.apps import apps
@@ -20,20 +20,17 @@ from django.dispatch import receiver
 from django.utils.encoding import force_bytes
 from django.utils.module_loading import import_string
 
+from .core.algorithms import SLIDING_WINDOW, is_algorithm
 from .core.callers import Service, parse_tokens
 from .core.keys import Encoding
 from .core.policy import (
-    ALGORITHMS,
     DEFAULT,
-    SLIDING_WINDOW,
     Policy,
     PolicyError,
     nearest,
     shown,
     unknown_algorithm,
 )
-from .core.request_options import OPTIONS as REQUEST_OPTIONS
-from .core.request_options import RequestOptions, cost_problem, parse_options
 from .core.rules import Rule, parse_rule, refuse_unknown
 from .runtime import log, process
 
@@ -58,32 +55,38 @@ DEFAULTS: dict[str, Any] = {
     "SERVICE": {},
 }
 SERVICE_OPTIONS = ("TOKENS", "AUTHENTICATE")
-POLICY_OPTIONS = (
-    "rate",
-    "key",
-    "algo",
-    "burst",
-    "on_failure",
-    "shadow",
-    "label",
-    *REQUEST_OPTIONS,
-)
-NO_OPTIONS = RequestOptions(), RequestOptions(cost=1)
+POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow", "label")
+# What rules and decorators have: a policy says how much, and for whom; they say when.
+OPTIONS_ELSEWHERE = ("method", "cost", "charge_when")
 HEADER_FAMILIES = ("RateLimit", "X-RateLimit")
-REDIS_BACKENDS = "django_redis.cache.RedisCache, django.core.cache.backends.redis.RedisCache or django_valkey.cache.ValkeyCache"
+REDIS_BACKENDS = (
+    "django_redis.cache.RedisCache, django.core.cache.backends.redis.RedisCache or "
+    "django_valkey.cache.ValkeyCache"
+)
 PROXY_HEADERS = {
     None: ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED"),  # the first that is there
     "X-Forwarded-For": ("HTTP_X_FORWARDED_FOR",),
     "Forwarded": ("HTTP_FORWARDED",),
 }
-UNIX = "unix"  # in TRUSTED_PROXIES: a client of a unix socket, which has no address, is a proxy
+# In TRUSTED_PROXIES: a client of a unix socket, which has no address, is a proxy.
+UNIX = "unix"
 
 
 def _whole_number(least: int, most: int) -> tuple[Callable[[Any], bool], str]:
-    return (
-        lambda value: type(value) is int and least <= value <= most,
-        f"be {least} to {most}",
-    )
+    def is_valid(value: Any) -> bool:
+        return type(value) is int and least <= value <= most
+
+    return is_valid, f"be {least} to {most}"
+
+
+def _is_timeout(value: Any) -> bool:
+    return type(value) in (int, float) and 0.001 <= value <= 60
+
+
+def _are_headers(value: Any) -> bool:
+    if not isinstance(value, (list, tuple)):
+        return False
+    return all(family in HEADER_FAMILIES for family in value)
 
 
 _BOOLEAN = (lambda value: type(value) is bool), "be True or False"
@@ -94,22 +97,13 @@ _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "LOG_LINES_PER_SECOND": _whole_number(0, 1_000_000),
     "LOCAL_SHARE": _whole_number(1, 1_000_000),
     "LOCAL_IDENTITIES": _whole_number(1, 10_000_000),
-    "TIMEOUT": (
-        lambda value: type(value) in (int, float) and 0.001 <= value <= 60,
-        "be 0.001 to 60 seconds",
-    ),
+    "TIMEOUT": (_is_timeout, "be 0.001 to 60 seconds"),
     "CACHE": (lambda value: isinstance(value, str), "be text"),
     "PROXY_HEADER": (
         lambda value: value in [*PROXY_HEADERS],
         "be 'X-Forwarded-For', 'Forwarded' or None",
     ),
-    "HEADERS": (
-        lambda value: (
-            isinstance(value, (list, tuple))
-            and all(family in HEADER_FAMILIES for family in value)
-        ),
-        f"list some of {list(HEADER_FAMILIES)}",
-    ),
+    "HEADERS": (_are_headers, f"list some of {list(HEADER_FAMILIES)}"),
 }
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -128,7 +122,10 @@ class Derived:
     """What other modules make of a Config; another Config starts with none of it."""
 
     topologies: dict[str, Any] = field(default_factory=dict)  # by the alias of a cache
-    policy_sets: dict[Any, Any] = field(default_factory=dict)  # compiled, by policies
+    # Compiled: by the alias of a cache (None: that of the settings), and by policies.
+    policy_sets: dict[str | None, dict[Any, Any]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
     limits: dict[Any, Any] = field(default_factory=dict)  # compiled, by Limits
     rules: dict[Any, Any] = field(default_factory=dict)  # the Limits of each rule
     refusals: Any = None  # the refusal cache
@@ -151,7 +148,6 @@ class Config:
     local_share: int
     local_identities: int
     policies: Mapping[str, Policy]  # the default policy among them
-    request_options: Mapping[str, RequestOptions]  # of the policies that have some
     rules: tuple[Rule, ...]
     proxies: tuple[Network | str, ...]
     proxy_headers: tuple[str, ...]  # as META names them
@@ -166,8 +162,9 @@ class Config:
     def policy(self, name: str) -> Policy:
         if name in self.policies:
             return self.policies[name]
+        hint = nearest(name, self.policies)
         raise ImproperlyConfigured(
-            f"RATE_LIMITER['POLICIES'] has no policy {name!r}{nearest(name, self.policies)}"
+            f"RATE_LIMITER['POLICIES'] has no policy {name!r}{hint}"
         )
 
 
@@ -200,30 +197,41 @@ def cache_aliases() -> list[str]:
 
 
 def require_app() -> None:
-    """Raise ImproperlyConfigured without the app: its checks, which would say so, are not registered."""
+    """Raise ImproperlyConfigured without the app, whose checks would say so."""
     if apps.apps_ready and not apps.is_installed("rlaas_django"):
         raise ImproperlyConfigured(
-            "Add 'rlaas_django' to INSTALLED_APPS: its system checks and templates need it."
+            "Add 'rlaas_django' to INSTALLED_APPS: "
+            "its system checks and templates need it."
         )
 
 
 _lock = threading.Lock()
-_latest: Config | None = None
+_config: Config | None = None
 
 
-@cache
 def config() -> Config:
     """Return the settings in force."""
-    global _latest
+    return _config or _load()
+
+
+def _load() -> Config:
+    with _lock:  # threads that come together all get the same
+        return _config or _use(_read_valid())
+
+
+def _read_valid() -> Config:
     problems: list[Problem] = []
-    with _lock:  # of threads that come together, all get the same
-        _latest = _latest or read(raw(), problems)
-        if _latest is None:
-            raise ImproperlyConfigured(
-                " ".join(problem.message for problem in problems)
-            )
-        log.lines_per_second = _latest.log_lines
-        return _latest
+    parsed = read(raw(), problems)
+    if parsed is None:
+        raise ImproperlyConfigured(" ".join(problem.message for problem in problems))
+    return parsed
+
+
+def _use(parsed: Config) -> Config:
+    global _config
+    _config = parsed
+    log.lines_per_second = parsed.log_lines
+    return parsed
 
 
 @contextmanager
@@ -232,17 +240,13 @@ def replaced(**values: Any) -> Iterator[None]:
 
     For the replay of a log, which may use another cache and waits longer.
     """
-    global _latest
     before = config()
-    within = replace(before, **values, derived=Derived())
-    _latest = within
-    config.cache_clear()
+    _use(replace(before, **values, derived=Derived()))
     try:
         yield
     finally:
-        _latest = before
-        config.cache_clear()
-        within.derived.close()
+        _forget()
+        _use(before)
 
 
 @receiver(setting_changed)
@@ -251,24 +255,27 @@ def _reload(*, setting: str, **_: object) -> None:
         _forget()
 
 
-# Kept in a forked process, unused: to close an asyncio transport there would close the parent's connection.
+# Kept in a forked process, unused: to close an asyncio transport there would close the
+# parent's connection.
 _of_parent: list[Config] = []
 
 
 def _forget() -> None:
-    global _latest
-    before = _latest
-    _latest = None
-    config.cache_clear()
-    if before is not None and before.pid == os.getpid():
-        before.derived.close()
+    global _config
+    replaced = _config
+    _config = None
+    if replaced is None:
+        return
+
+    if replaced.pid != os.getpid():
+        _of_parent.append(replaced)
+        return
+    replaced.derived.close()
 
 
 def _reset() -> None:
     global _lock
     _lock = threading.Lock()  # another thread of the parent may have held it
-    if _latest is not None and _latest.pid != os.getpid():
-        _of_parent.append(_latest)
     _forget()
 
 
@@ -283,38 +290,17 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
             Problem("E001", f"RATE_LIMITER should be a dict, not {value!r}.")
         )
         return None
-    keys = f"The keys are {', '.join(DEFAULTS)}."
-    unknown = [key for key in value if key not in DEFAULTS]
-    problems += [
-        Problem(
-            "E001", f"RATE_LIMITER has no key {key!r}{nearest(key, DEFAULTS)}", keys
-        )
-        for key in unknown
-    ]
+
     options = {**DEFAULTS, **value}
-    if options["USE_ALGO"] not in ALGORITHMS:
-        problems.append(
-            Problem(
-                "E002",
-                f"RATE_LIMITER['USE_ALGO']: {unknown_algorithm(options['USE_ALGO'])}",
-            )
-        )
-    for key, (is_valid, expected) in _ACCEPTED.items():
-        if not is_valid(options[key]):
-            message = (
-                f"RATE_LIMITER[{key!r}] should {expected}, not {shown(options[key])}."
-            )
-            problems.append(Problem("E006", message))
-    defined = {
-        policy.name: (policy, each) for policy, each in _policies(options, problems)
-    }
-    policies = {name: policy for name, (policy, _) in defined.items()}
+    problems += _problems(options)
+    policies = {policy.name: policy for policy in _policies(options, problems)}
     rules = tuple(_rules(options["MIDDLEWARE"], policies, problems))
     proxies = tuple(_proxies(options["TRUSTED_PROXIES"], problems))
     response = _imported("RATE_LIMITER['RESPONSE']", options["RESPONSE"], problems)
     service = _service(options["SERVICE"], policies, problems)
     if problems:
         return None
+
     return Config(
         enabled=options["ENABLED"],
         algo=options["USE_ALGO"],
@@ -324,9 +310,6 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
         local_share=options["LOCAL_SHARE"],
         local_identities=options["LOCAL_IDENTITIES"],
         policies=policies,
-        request_options={
-            name: each for name, (_, each) in defined.items() if each not in NO_OPTIONS
-        },
         rules=rules,
         proxies=proxies,
         proxy_headers=PROXY_HEADERS[options["PROXY_HEADER"]],
@@ -338,98 +321,106 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
     )
 
 
-def _policies(
-    options: Mapping[str, Any], problems: list[Problem]
-) -> Iterator[tuple[Policy, RequestOptions]]:
-    try:
-        yield (
-            Policy(DEFAULT, (options["MAX_REQUESTS"], options["WINDOW_SIZE"])),
-            RequestOptions(),
-        )
-    except PolicyError as error:
-        problems.append(
-            Problem(
-                "E003", f"RATE_LIMITER['MAX_REQUESTS'] and ['WINDOW_SIZE']: {error}"
+def _problems(options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield what is wrong with single values."""
+    for key in options:
+        if key not in DEFAULTS:
+            yield Problem(
+                "E001",
+                f"RATE_LIMITER has no key {key!r}{nearest(key, DEFAULTS)}",
+                f"The keys are {', '.join(DEFAULTS)}.",
             )
-        )
+
+    algo = options["USE_ALGO"]
+    if not is_algorithm(algo):
+        yield Problem("E002", f"RATE_LIMITER['USE_ALGO']: {unknown_algorithm(algo)}")
+
+    for key, (is_valid, expected) in _ACCEPTED.items():
+        if not is_valid(options[key]):
+            value = shown(options[key])
+            yield Problem(
+                "E006", f"RATE_LIMITER[{key!r}] should {expected}, not {value}."
+            )
+
+
+def _policies(options: Mapping[str, Any], problems: list[Problem]) -> Iterator[Policy]:
+    try:
+        yield Policy(DEFAULT, (options["MAX_REQUESTS"], options["WINDOW_SIZE"]))
+    except PolicyError as error:
+        where = "RATE_LIMITER['MAX_REQUESTS'] and ['WINDOW_SIZE']"
+        problems.append(Problem("E003", f"{where}: {error}"))
+
+    where = "RATE_LIMITER['POLICIES']"
     if not isinstance(options["POLICIES"], Mapping):
         problems.append(
-            Problem(
-                "E004",
-                "RATE_LIMITER['POLICIES'] should be a dict of names and policies.",
-            )
+            Problem("E004", f"{where} should be a dict of names and policies.")
         )
         return
     for name, definition in options["POLICIES"].items():
         try:
             yield _policy(name, definition, options["USE_ALGO"])
         except PolicyError as error:
-            problems.append(
-                Problem("E004", f"RATE_LIMITER['POLICIES'][{name!r}]: {error}")
-            )
+            problems.append(Problem("E004", f"{where}[{name!r}]: {error}"))
 
 
-def _policy(name: Any, definition: Any, algo: str) -> tuple[Policy, RequestOptions]:
+def _policy(name: Any, definition: Any, algo: Any) -> Policy:
     if name == DEFAULT:
         raise PolicyError(
-            "'default' is the policy of MAX_REQUESTS and WINDOW_SIZE; choose another name."
+            "'default' is the policy of MAX_REQUESTS and WINDOW_SIZE; "
+            "choose another name."
         )
     if not isinstance(definition, Mapping) or "rate" not in definition:
         raise PolicyError(
             f'{definition!r} is not a policy; write {{"rate": "5/m", "key": "ip"}}.'
         )
+    for option in OPTIONS_ELSEWHERE:
+        if option in definition:
+            raise PolicyError(f"{option!r} belongs on the rule or the decorator.")
     refuse_unknown(definition, POLICY_OPTIONS)
-    # With the algorithm, so that a burst without a token bucket is found here and not by the first request.
-    defaults = {"algo": algo} if algo in ALGORITHMS else {}
-    own = {
-        option: value
-        for option, value in definition.items()
-        if option not in REQUEST_OPTIONS
-    }
-    policy, options = Policy(name, **{**defaults, **own}), parse_options(definition)
-    if problem := cost_problem(options.cost, policy):
-        raise PolicyError(problem)
-    return policy, options
+
+    # With the algorithm, so that a burst without a token bucket is found here and not
+    # by the first request.
+    if is_algorithm(algo):
+        definition = {"algo": algo, **definition}
+    return Policy(name, **definition)
 
 
 def _rules(
     entries: Any, policies: Mapping[str, Policy], problems: list[Problem]
 ) -> Iterator[Rule]:
+    where = "RATE_LIMITER['MIDDLEWARE']"
     if not isinstance(entries, (list, tuple)):
         problems.append(
-            Problem(
-                "E008",
-                f"RATE_LIMITER['MIDDLEWARE'] should be a list of rules, not {entries!r}.",
-            )
+            Problem("E008", f"{where} should be a list of rules, not {entries!r}.")
         )
         return
-    for i, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         try:
             yield parse_rule(entry, policies)
         except (PolicyError, re.error) as error:
-            problems.append(
-                Problem("E008", f"RATE_LIMITER['MIDDLEWARE'][{i}]: {error}")
-            )
+            problems.append(Problem("E008", f"{where}[{index}]: {error}"))
 
 
 def _proxies(networks: Any, problems: list[Problem]) -> Iterator[Network | str]:
+    where = "RATE_LIMITER['TRUSTED_PROXIES']"
     if not isinstance(networks, list | tuple | None):
-        problems.append(
-            Problem(
-                "E009",
-                f"RATE_LIMITER['TRUSTED_PROXIES'] should be a list, not {networks!r}.",
-            )
-        )
+        problems.append(Problem("E009", f"{where} should be a list, not {networks!r}."))
         return
     for network in networks or ():
+        if network == UNIX:
+            yield UNIX
+            continue
         try:
-            yield (
-                UNIX if network == UNIX else ipaddress.ip_network(network, strict=False)
-            )
+            yield ipaddress.ip_network(network, strict=False)
         except ValueError:
-            message = f"RATE_LIMITER['TRUSTED_PROXIES']: {network!r} is not an address or network."
-            hint = 'Write addresses or networks such as "10.0.0.0/8", or "unix" for a server behind a unix socket.'
-            problems.append(Problem("E009", message, hint))
+            problems.append(
+                Problem(
+                    "E009",
+                    f"{where}: {network!r} is not an address or network.",
+                    'Write addresses or networks such as "10.0.0.0/8", '
+                    'or "unix" for a server behind a unix socket.',
+                )
+            )
 
 
 def _service(
@@ -452,15 +443,17 @@ def _service(
 
 def _imported(where: str, value: Any, problems: list[Problem]) -> Any:
     """Return a callable, importing its dotted path."""
-    try:
-        found = import_string(value) if isinstance(value, str) else value
-    except ImportError as error:
-        problems.append(Problem("E010", f"{where}: {error}"))
-        return None
-    if found is not None and not callable(found):
+    function = value
+    if isinstance(value, str):
+        try:
+            function = import_string(value)
+        except ImportError as error:
+            problems.append(Problem("E010", f"{where}: {error}"))
+            return None
+    if function is not None and not callable(function):
         problems.append(
             Problem(
                 "E010", f"{where} should be a callable or its dotted path: {value!r}."
             )
         )
-    return found
+    return function

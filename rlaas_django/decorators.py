@@ -21,7 +21,7 @@ from .core.policy import (
     RateFunction,
     RateLike,
 )
-from .core.request_options import (
+from .core.rules import (
     check_cost,
     check_function,
     cost_problem,

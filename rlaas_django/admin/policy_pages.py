@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from .. import conf
-from ..core import policy as algorithms
+from ..core.algorithms import ALGORITHMS
 from ..core.text import printable
 from ..operators import usage
 from ..operators.formatting import grouped
@@ -28,13 +28,6 @@ Context = dict[str, Any]
 TOP = 5  # identities and paths with the most refusals, of the site
 TOP_OF_POLICY = 20
 DEGRADED_MINUTES = 5
-ALGORITHM_NAMES = {
-    algorithms.FIXED_WINDOW: gettext_lazy("fixed window"),
-    algorithms.SLIDING_WINDOW: gettext_lazy("sliding window"),
-    algorithms.SLIDING_WINDOW_COMPACT: gettext_lazy("sliding window, compact"),
-    algorithms.SLIDING_WINDOW_COUNTER: gettext_lazy("sliding window counter"),
-    algorithms.TOKEN_BUCKET: gettext_lazy("token bucket"),
-}
 
 
 class Span(NamedTuple):
@@ -112,7 +105,7 @@ def policy(request: HttpRequest) -> Context | None:
         "query": request.GET,
         **_chart(_span(request), shown.label, name),
         "row": PolicyRow(shown, week),
-        "algorithm": ALGORITHM_NAMES[shown.algo or conf.config().algo],
+        "algorithm": _(ALGORITHMS[shown.algo or conf.config().algo].label),
         "key": key,
         "counts": [
             (_("this minute"), hour[-1]),

@@ -16,16 +16,17 @@ Word = str | bytes | int | float
 class Call:
     """A packed command, for the server that has its keys."""
 
-    __slots__ = (
-        "calls",
-        "is_refund",
-        "key",
-        "on_abandoned",
-        "packed",
-        "reply_lengths",
-        "script",
-        "sent_at",
-    )
+    script: Script | None = None  # what to load where the server does not know it
+    key: str = ""  # one of the keys, which are all in one slot; "" for a single server
+    packed: bytes
+    # The reply is a list of so many whole numbers; empty: one whole number; None:
+    # anything.
+    reply_lengths: Collection[int] | None = None
+    is_refund: bool = False
+    calls: tuple[Call, ...] | None = None  # of a pipeline
+    sent_at: float = 0.0  # by `time.monotonic`
+    # Gets the reply, or the error, that nobody awaits.
+    on_abandoned: Callable[[Any], None] | None = None
 
     def __init__(
         self,
@@ -36,35 +37,29 @@ class Call:
         reply_lengths: Collection[int] | None = None,
         is_refund: bool = False,
     ) -> None:
-        self.script = script  # what to load where the server does not know it
-        # One of the keys, which are all in one slot; "" where there is one server.
+        self.script = script
         self.key = key
         self.packed = packed
-        # The reply is a list of so many whole numbers; empty: one whole number;
-        # None: anything.
         self.reply_lengths = reply_lengths
         self.is_refund = is_refund
-        self.calls: tuple[Call, ...] | None = None  # of a pipeline
-        self.sent_at = 0.0  # by `time.monotonic`
-        # Gets the reply, or the error, that nobody awaits.
-        self.on_abandoned: Callable[[Any], None] | None = None
 
     def validate(self, reply: Any) -> Any:
         """Return a reply; UnexpectedReplyError when it cannot be to this call."""
         lengths = self.reply_lengths
         if lengths is None:
             return reply
-
-        numbers = reply
-        if not lengths:
+        if type(reply) is list:
+            is_expected = len(reply) in lengths
+            numbers = reply
+        else:
+            is_expected = not lengths
             numbers = [reply]
-        elif type(reply) is not list or len(reply) not in lengths:
-            raise UnexpectedReplyError(reply)
-
         try:
             sum(numbers)
         except TypeError:  # not all are numbers
-            raise UnexpectedReplyError(reply) from None
+            is_expected = False
+        if not is_expected:
+            raise UnexpectedReplyError(reply)
         return reply
 
     def abandon(self, reply: Any) -> None:
@@ -76,7 +71,6 @@ class Call:
 class Pipeline(Call):
     """Several calls that are sent together; their replies are a list."""
 
-    __slots__ = ()
     calls: tuple[Call, ...]
 
     def __init__(self, calls: Iterable[Call]) -> None:

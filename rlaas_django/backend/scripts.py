@@ -1,7 +1,8 @@
-"""The Lua scripts: the files of the algorithms joined with the driver, with their SHA-1 and version.
+"""The Lua scripts: the files of the algorithms joined with the driver.
 
-An algorithm's file is valid Lua that returns its functions. It becomes the body of `load_algorithm(name)`, which the
-driver calls; in the script with all algorithms that function makes only the functions of the algorithm asked for.
+An algorithm's file is valid Lua that returns its functions. It becomes the body of
+`load_algorithm(name)`, which the driver calls; in the script with all algorithms that
+function makes only the functions of the algorithm that is wanted.
 """
 
 from __future__ import annotations
@@ -10,17 +11,10 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
-from ..core import policy
-
-FILES = {
-    policy.FIXED_WINDOW: "fixed_window",
-    policy.SLIDING_WINDOW: "sliding_window",
-    policy.SLIDING_WINDOW_COMPACT: "sliding_window_compact",
-    policy.SLIDING_WINDOW_COUNTER: "sliding_window_counter",
-    policy.TOKEN_BUCKET: "token_bucket",
-}
+from ..core.algorithms import ALGORITHMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +28,11 @@ class Script:
 
 
 def for_algorithms(algorithms: Iterable[str]) -> Script:
-    """Return the script that runs these algorithms: the one of a single algorithm, or the one with all of them."""
-    used = set(algorithms)
-    return BY_ALGORITHM[used.pop()] if len(used) == 1 else ALL_ALGORITHMS
+    """Return the script of one algorithm; for several, the script with all of them."""
+    names = set(algorithms)
+    if len(names) > 1:
+        return _join(tuple(ALGORITHMS))
+    return _join(tuple(names))
 
 
 def source(stem: str) -> str:
@@ -46,44 +42,43 @@ def source(stem: str) -> str:
 
 def version(text: str) -> int:
     """Return the version in a file's opening comment."""
-    found = re.search(r"^  Version  (\d+)$", text, re.MULTILINE)
-    if found is None:
+    match = re.search(r"^  Version  (\d+)$", text, re.MULTILINE)
+    if match is None:
         raise ValueError(
             "A Lua file has no line '  Version  N' in its opening comment."
         )
-    return int(found[1])
+    return int(match[1])
 
 
-def join(name: str, algorithms: Iterable[str]) -> Script:
-    """Join the files of some algorithms, as the cases of `load_algorithm`, with the driver."""
-    sources = {algorithm: source(FILES[algorithm]) for algorithm in algorithms}
-    if len(sources) == 1:
-        body = "".join(sources.values())
+@cache
+def _join(names: tuple[str, ...]) -> Script:
+    """Join the files of algorithms, as cases of `load_algorithm`, with the driver."""
+    stems = [ALGORITHMS[name].lua for name in names]
+    if len(names) == 1:
+        name = stems[0]
+        body = source(name)
     else:
+        name = "all"
         cases = [
-            f'if name == "{algorithm}" then\n{text}'
-            for algorithm, text in sources.items()
+            f'if name == "{algorithm}" then\n{source(stem)}'
+            for algorithm, stem in zip(names, stems, strict=True)
         ]
         body = f"{'else'.join(cases)}end\n"
     text = f"local function load_algorithm(name)\n{body}end\n\n{source('driver')}"
-    return script(name, text, ("driver", *(FILES[algorithm] for algorithm in sources)))
+    return _script(name, text, ["driver", *stems])
 
 
-def script(name: str, text: str, stems: Iterable[str]) -> Script:
-    """Return a script made of files."""
-    versions = " ".join(f"{stem}@{version(source(stem))}" for stem in stems)
-    return Script(
-        name,
-        versions,
-        text,
-        hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(),
-    )
+def _script(name: str, text: str, stems: Iterable[str]) -> Script:
+    versions = " ".join([f"{stem}@{version(source(stem))}" for stem in stems])
+    sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    return Script(name, versions, text, sha)
 
 
-BY_ALGORITHM = {
-    algorithm: join(stem, (algorithm,)) for algorithm, stem in FILES.items()
-}
-ALL_ALGORITHMS = join("all", FILES)
-OVERRIDE = script("override", source("override"), ("override",))
-RECORD = script("record", source("record"), ("record",))
-SCRIPTS = (*BY_ALGORITHM.values(), ALL_ALGORITHMS, OVERRIDE, RECORD)
+OVERRIDE = _script("override", source("override"), ["override"])
+RECORD = _script("record", source("record"), ["record"])
+SCRIPTS = (
+    *[for_algorithms([name]) for name in ALGORITHMS],
+    for_algorithms(ALGORITHMS),
+    OVERRIDE,
+    RECORD,
+)

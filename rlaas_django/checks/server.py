@@ -14,8 +14,9 @@ from django.core import checks
 from .. import backend, conf, limiter
 from ..backend.scripts import SCRIPTS
 from ..conf import Problem
+from ..core.algorithms import ALGORITHMS
 from ..core.keys import COUNTER_PREFIX, OVERRIDE_PREFIX
-from ..core.policy import ALGORITHMS, Policy
+from ..core.policy import Policy
 from .settings import as_messages
 
 NAME = "system-check"  # of the policies that are tried, and of who is counted
@@ -111,8 +112,5 @@ def _decide() -> None:
     """
     policies = [Policy(f"{NAME}-{algo}", "1/s", algo=algo) for algo in ALGORITHMS]
     check = limiter.plan(NAME, policies, 1)
-    reply = backend.execute(
-        check.policy_set.topology, check.pack(), admin_timeout=backend.ADMIN_TIMEOUT
-    )
-    limiter.refund(check.read(reply))
+    limiter.refund(limiter.decide_by_redis(check))
     limiter.reset(NAME, policies)

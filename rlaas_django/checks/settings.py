@@ -12,14 +12,9 @@ from django.core.exceptions import ImproperlyConfigured
 
 from .. import backend, conf
 from ..conf import Problem
+from ..core.algorithms import ALGORITHMS, Algorithm
 from ..core.keys import key_kind
-from ..core.policy import (
-    DEFAULT,
-    SLIDING_WINDOW,
-    SLIDING_WINDOW_COMPACT,
-    Policy,
-    Rate,
-)
+from ..core.policy import DEFAULT, Policy, Rate
 from ..http.identity import BY_USER
 from ..http.site_functions import site_function
 from ..middleware import RateLimitMiddleware
@@ -27,7 +22,6 @@ from ..middleware import RateLimitMiddleware
 MIDDLEWARE = "rlaas_django.middleware.RateLimitMiddleware"
 AUTHENTICATION = "AuthenticationMiddleware"
 LARGE_LOG = 1000
-BYTES_PER_ENTRY = 120  # of a ZSET past 128 entries, as MEMORY USAGE counts
 
 
 @checks.register("caches")
@@ -118,14 +112,15 @@ def middleware_position() -> int | None:
 
 def policy_problems(policy: Policy, config: conf.Config) -> Iterator[Problem]:
     """Report what is wrong with a policy, wherever it is defined."""
-    if _keeps_large_log(policy, config):
-        limit = policy.rate.limit  # type: ignore[union-attr]
+    algorithm = ALGORITHMS[policy.algo or config.algo]
+    if isinstance(policy.rate, Rate) and _keeps_large_log(policy.rate, algorithm):
+        limit = policy.rate.limit
         yield Problem(
             "W002",
             f"Policy {policy.name!r} keeps up to {limit} entries per identity in a "
-            f"ZSET: about {limit * BYTES_PER_ENTRY:,} MB per million users.",
-            f"{SLIDING_WINDOW_COMPACT!r} makes the same decisions in a sixtieth of "
-            "the memory.",
+            f"ZSET: about {limit * algorithm.bytes_per_unit:,} MB per million users.",
+            f"{algorithm.alternative!r} makes the same decisions in a sixtieth of the "
+            "memory.",
         )
 
     if key_kind(policy.key) == "key":
@@ -151,10 +146,8 @@ def _function_problems(where: str, function: Any) -> Iterator[Problem]:
         yield Problem("E011", f"{where} {function!r} is not a callable.")
 
 
-def _keeps_large_log(policy: Policy, config: conf.Config) -> bool:
-    if not isinstance(policy.rate, Rate) or policy.rate.limit < LARGE_LOG:
-        return False
-    return (policy.algo or config.algo) == SLIDING_WINDOW
+def _keeps_large_log(rate: Rate, algorithm: Algorithm) -> bool:
+    return bool(algorithm.alternative) and rate.limit >= LARGE_LOG
 
 
 def _is_ours(path: str) -> bool:

@@ -14,9 +14,9 @@ from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
 from .. import conf
 from ..conf import Problem
-from ..core.policy import TOKEN_BUCKET, Policy, nearest
-from ..core.request_options import cost_problem
-from ..core.rules import Rule
+from ..core.algorithms import TOKEN_BUCKET
+from ..core.policy import Policy, nearest
+from ..core.rules import Rule, cost_problem
 from ..http.identity import BY_USER
 from ..http.rules import EVERYTHING
 from ..http.site_functions import site_function

@@ -1,4 +1,4 @@
-"""What was decided: one Decision per check, one Outcome per policy. No Django, no Redis."""
+"""What was decided: a Decision per check, an Outcome per policy. No Django, no Redis."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .policy import Policy
 
 
 class Outcome(NamedTuple):
-    """The result of one policy. `identity` is the encoded identity, as it stands in the Redis key."""
+    """The result of one policy."""
 
     policy: Policy
-    identity: str
+    identity: str  # encoded, as it stands in the Redis key
     allowed: bool
     limit: int
     current_count: int
@@ -25,12 +25,12 @@ class Outcome(NamedTuple):
 
     @property
     def failed_closed(self) -> bool:
-        """Whether it was refused because Redis is unavailable, not because of a limit."""
+        """Whether it was refused because Redis is unavailable, not by a limit."""
         return self.degraded and not self.allowed and self.policy.on_failure == "closed"
 
 
 class Decision:
-    """The result of one check: the strictest policy's figures, and an outcome per policy.
+    """The result of one check: the strictest policy's figures, an outcome per policy.
 
     >>> decision = check("alice")
     >>> decision.allowed, decision.remaining, decision.retry_after
@@ -38,37 +38,50 @@ class Decision:
     """
 
     __slots__ = (
-        *(
-            "allowed",
-            "policy",
-            "limit",
-            "current_count",
-            "remaining",
-            "retry_after",
-            "reset_after",
-            "ttl",
-            "degraded",
-        ),
-        *("outcomes", "receipts", "latency"),
+        "age",
+        "allowed",
+        "current_count",
+        "degraded",
+        "latency",
+        "limit",
+        "made_outcomes",
+        "policy",
+        "receipts",
+        "remaining",
+        "reply",
+        "reset_after",
+        "retry_after",
+        "ttl",
     )
 
     allowed: bool
-    policy: Policy  # the strictest: the refusing one with the longest wait, else the one with least remaining
-    limit: int  # units per window; for a token bucket its burst
-    current_count: int  # units in the window before this request
-    remaining: int  # units left after this request
-    retry_after: float  # exact seconds until this request would pass; 0.0 when allowed, inf when its cost can never fit
-    reset_after: float  # seconds until the quota is whole again
-    ttl: int  # seconds: the window size, and for the fixed window what is left of it, rounded up
-    degraded: bool  # whether a policy was decided without Redis
-    outcomes: tuple[Outcome, ...]  # the result of each policy
-    receipts: list[
-        Any
-    ]  # what `refund` needs; popped from here, so that it is refunded once
-    latency: (
-        float | None
-    )  # seconds that the call to Redis took; None unless an observer wants it measured
-    is_cached = False  # whether it is a refusal repeated from memory
+    # The strictest: the refusing one with the longest wait, or that with least left.
+    policy: Policy
+    # Units per window; for a token bucket its burst.
+    limit: int
+    # Units in the window before this request.
+    current_count: int
+    # Units left after this request.
+    remaining: int
+    # Exact seconds until this request would pass: 0.0 when it is allowed, infinite
+    # when its cost can never fit.
+    retry_after: float
+    # Seconds until the quota is whole again.
+    reset_after: float
+    # Seconds: the window, or what is left of a fixed window, rounded up.
+    ttl: int
+    # Whether a policy was decided without Redis.
+    degraded: bool
+    # What `refund` needs; popped from here, so that it is refunded once.
+    receipts: list[Any]
+    # Seconds that the call to Redis took; None unless an observer wants it measured.
+    latency: float | None
+    # The check and the script's reply to it; None where the outcomes were given.
+    reply: Any
+    # Seconds since the reply, where it is a refusal repeated from memory.
+    age: float
+    # The outcomes, once they are made.
+    made_outcomes: tuple[Outcome, ...] | None
 
     def __init__(
         self,
@@ -76,43 +89,52 @@ class Decision:
         outcomes: tuple[Outcome, ...],
         receipts: list[Any] | None = None,
     ) -> None:
-        self.allowed, self.outcomes, self.receipts = (
-            allowed,
-            outcomes,
-            [] if receipts is None else receipts,
-        )
-        figures = outcomes[0] if len(outcomes) == 1 else strictest(outcomes)
-        (
-            self.policy,
-            _,
-            _,
-            self.limit,
-            self.current_count,
-            self.remaining,
-            wait,
-            self.reset_after,
-            self.ttl,
-            *_,
-        ) = figures
-        self.retry_after, self.latency = 0.0 if allowed else wait, None
-        self.degraded = (
-            outcomes[0].degraded
-            if len(outcomes) == 1
-            else any(each.degraded for each in outcomes)
-        )
+        figures = strictest(outcomes)
+        self.allowed = allowed
+        self.policy = figures.policy
+        self.limit = figures.limit
+        self.current_count = figures.current_count
+        self.remaining = figures.remaining
+        self.retry_after = 0.0 if allowed else figures.retry_after
+        self.reset_after = figures.reset_after
+        self.ttl = figures.ttl
+        self.degraded = any(outcome.degraded for outcome in outcomes)
+        self.receipts = [] if receipts is None else receipts
+        self.latency = None
+        self.reply = None
+        self.age = 0.0
+        self.made_outcomes = outcomes
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """The result of each policy.
+
+        Those of a reply are made when they are read: a check in code needs none.
+        """
+        if self.made_outcomes is None:
+            check, reply = self.reply
+            self.made_outcomes = check.outcomes(reply, self.age)
+        return self.made_outcomes
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether it is a refusal repeated from memory."""
+        return self.age > 0
 
     @property
     def unavailable(self) -> bool:
-        """Whether it was refused only because Redis is unavailable: no limit was exceeded."""
+        """Whether it was refused only because Redis is unavailable, not by a limit."""
         if not self.degraded:
             return False
         refusing = [
-            each for each in self.outcomes if not (each.allowed or each.policy.shadow)
+            outcome
+            for outcome in self.outcomes
+            if not (outcome.allowed or outcome.policy.shadow)
         ]
-        return bool(refusing) and all(each.failed_closed for each in refusing)
+        return bool(refusing) and all(outcome.failed_closed for outcome in refusing)
 
     def __reduce__(self) -> Any:
-        """Copy the result without the receipts: only the decision itself can be refunded."""
+        """Copy the result without the receipts: only the decision can be refunded."""
         return Decision, (self.allowed, self.outcomes)
 
     def __eq__(self, other: object) -> bool:
@@ -129,11 +151,11 @@ class Decision:
 
 def passes(outcomes: Iterable[Outcome]) -> bool:
     """Return whether every enforced policy allows."""
-    return all(each.allowed or each.policy.shadow for each in outcomes)
+    return all(outcome.allowed or outcome.policy.shadow for outcome in outcomes)
 
 
 def strictest(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the refusing outcome with the longest wait, else the one with least remaining.
+    """Return the refusing outcome with the longest wait, or that with least left.
 
     A shadow policy is chosen only if all are.
     """
@@ -141,15 +163,18 @@ def strictest(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def _strictness(outcome: Outcome) -> tuple[bool, bool, float]:
-    refused = not outcome.allowed
-    return (
-        not outcome.policy.shadow,
-        refused,
-        outcome.retry_after if refused else -outcome.remaining,
-    )
+    enforced = not outcome.policy.shadow
+    if outcome.allowed:
+        return enforced, False, -outcome.remaining
+    return enforced, True, outcome.retry_after
 
 
 def combine(outcomes: Iterable[Outcome]) -> Decision | None:
-    """Return several outcomes as one decision, which cannot be refunded; None when there are none."""
-    every = tuple(outcomes)
-    return Decision(passes(every), every) if every else None
+    """Return several outcomes as one decision, which cannot be refunded.
+
+    None when there are none.
+    """
+    combined = tuple(outcomes)
+    if not combined:
+        return None
+    return Decision(passes(combined), combined)

@@ -6,26 +6,22 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-FIXED_WINDOW = "fixed-window-algo"
-SLIDING_WINDOW = "sliding-window-algo"
-SLIDING_WINDOW_COMPACT = "sliding-window-compact-algo"
-SLIDING_WINDOW_COUNTER = "sliding-window-counter-algo"
-TOKEN_BUCKET = "token-bucket-algo"  # noqa: S105
-ALGORITHMS = (
+from .algorithms import (  # noqa: F401  (until all modules import them from there)
+    ALGORITHMS,
     FIXED_WINDOW,
     SLIDING_WINDOW,
     SLIDING_WINDOW_COMPACT,
     SLIDING_WINDOW_COUNTER,
     TOKEN_BUCKET,
+    is_algorithm,
 )
 
-DEFAULT = (
-    "default"  # the name of the policy that the settings describe at their top level
-)
+# The name of the policy that the settings describe at their top level.
+DEFAULT = "default"
 EVERY_POLICY = "*"  # in place of a policy's name: all of them
 FAILURE_MODES = ("open", "closed", "local")
 KEYS = ("user", "ip", "user_or_ip", "token", "global")
@@ -33,15 +29,15 @@ KEY_PREFIXES = ("header:", "get:", "post:")
 
 RATE_FORMS = 'write "5/m", "5/minute", "30/10s", "1000/h", "5/60" (seconds) or (5, 60)'
 KEY_FORMS = (
-    'Write "user", "ip", "user_or_ip", "token", "global", "header:<name>", "get:<name>", '
-    '"post:<name>", a callable taking the request, or the dotted path of one'
+    'Write "user", "ip", "user_or_ip", "token", "global", "header:<name>", '
+    '"get:<name>", "post:<name>", a callable taking the request, or the dotted path '
+    "of one"
 )
 
 YEAR = 365 * 86_400
-# The scripts multiply limit and window in doubles; below 2^52 their quotients round the right way, too.
+# The scripts multiply limit and window in doubles; below 2^52 their quotients also
+# round the right way.
 MAX_PRODUCT = 2**52
-# It writes an entry per unit; to write 100,000 of them keeps Redis from other calls for 183 ms.
-MAX_COST = {SLIDING_WINDOW: 10_000}
 
 RateFunction = Callable[[Any], Any]
 KeyFunction = Callable[[Any], Any]
@@ -56,25 +52,32 @@ _UNITS = {
 _RATE = re.compile(rf"([0-9]{{1,16}})/(?=.)([0-9]{{0,16}})({'|'.join(_UNITS)})")
 MAX_NAME_LENGTH = 100
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
-LABEL = re.compile(
-    r"[ !#-\[\]-~]{1,100}"
-)  # what a string of a structured field (RFC 9651) has without escapes
+# What a string of a structured field (RFC 9651) has without escapes.
+LABEL = re.compile(r"[ !#-\[\]-~]{1,100}")
 DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 class PolicyError(ValueError):
-    """An invalid rate or policy; the message has the value, the reason and the accepted form."""
+    """An invalid rate or policy: the value, the reason and the accepted form."""
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown word: `; did you mean 'search'?` when a known one is close."""
-    spelled = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(str(word).lower(), spelled, n=1)
-    return f"; did you mean {spelled[close[0]]!r}?" if close else "."
+    """Return the end of a sentence about an unknown word.
+
+    `; did you mean 'search'?` when a known word is close, otherwise a full stop.
+    """
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(str(word).lower(), by_lower, n=1)
+    if not close:
+        return "."
+    return f"; did you mean {by_lower[close[0]]!r}?"
 
 
 def shown(value: object) -> str:
-    """Return a value as text for a message; Python refuses to write a number of some thousand digits."""
+    """Return a value as text for a message.
+
+    Python refuses to write a number of some thousand digits.
+    """
     try:
         return repr(value)
     except ValueError:
@@ -93,34 +96,39 @@ class Rate:
     window: int
 
     def __post_init__(self) -> None:
-        for word, number in (("limit", self.limit), ("window", self.window)):
-            if type(number) is not int or number < 1:
-                reason = "below 1" if type(number) is int else "not a whole number"
-                raise PolicyError(
-                    f"The {word} {shown(number)} is {reason}; {RATE_FORMS}."
-                )
+        _require_positive("limit", self.limit)
+        _require_positive("window", self.window)
+
         if self.window > YEAR:
             raise PolicyError(
-                f"The window of {shown(self.window)} seconds is over a year; at most {YEAR} is accepted."
+                f"The window of {shown(self.window)} seconds is over a year; "
+                f"at most {YEAR} is accepted."
             )
-        if self.limit > (maximum := self.maximum(self.window)):
-            reason = f"too large to be counted exactly over {self.window} seconds; at most {maximum} is accepted"
-            raise PolicyError(f"The limit {shown(self.limit)} is {reason}.")
+
+        maximum = self.maximum(self.window)
+        if self.limit > maximum:
+            raise PolicyError(
+                f"The limit {shown(self.limit)} is too large to be counted exactly "
+                f"over {self.window} seconds; at most {maximum} is accepted."
+            )
 
     @staticmethod
     def maximum(window: int) -> int:
-        """Return the largest limit, or burst, that is counted exactly over this window."""
+        """Return the largest limit, or burst, that is counted exactly over a window."""
         return MAX_PRODUCT // (window * 1000)
 
     @classmethod
     def parse(cls, value: Any) -> Rate:
-        """Parse `"5/m"`, `"5/minute"`, `"30/10s"`, `"5/60"` or `(5, 60)`; PolicyError for anything else."""
+        """Parse `"5/m"`, `"5/minute"`, `"30/10s"`, `"5/60"` or `(5, 60)`.
+
+        Anything else raises PolicyError.
+        """
         try:
             match value:
                 case Rate():
                     return value
-                case str() if found := _RATE.fullmatch(value):
-                    limit, number, unit = found.groups()
+                case str() if match := _RATE.fullmatch(value):
+                    limit, number, unit = match.groups()
                     return cls(int(limit), int(number or 1) * _UNITS[unit])
                 case (limit, window):
                     return cls(limit, window)
@@ -131,17 +139,27 @@ class Rate:
     def __str__(self) -> str:
         unit = next(unit for unit in "dhms" if self.window % _UNITS[unit] == 0)
         number = self.window // _UNITS[unit]
-        return f"{self.limit}/{'' if number == 1 else number}{unit}"
+        if number == 1:
+            return f"{self.limit}/{unit}"
+        return f"{self.limit}/{number}{unit}"
+
+
+def _require_positive(word: str, number: object) -> None:
+    if type(number) is not int:
+        reason = "not a whole number"
+    elif number < 1:
+        reason = "below 1"
+    else:
+        return
+    raise PolicyError(f"The {word} {shown(number)} is {reason}; {RATE_FORMS}.")
 
 
 RateLike = str | tuple[int, int] | Rate
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Policy:
-    """A named limit: how much, for whom, by which algorithm.
-
-    A policy's name is its counter, so a policy equals its name: `decision.policy == "login"`.
+    """A named limit: how much, for whom, by which algorithm. Its name is its counter.
 
     >>> Policy("search", "30/10s", key="ip", algo="token-bucket-algo", burst=60)
     """
@@ -159,12 +177,14 @@ class Policy:
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and NAME.fullmatch(self.name)):
             raise PolicyError(
-                f"{self.name!r} is not a policy name; write 1 to 100 of A-Z a-z 0-9 _ . -"
+                f"{self.name!r} is not a policy name; "
+                "write 1 to 100 of A-Z a-z 0-9 _ . -"
             )
         if not callable(self.rate):
             object.__setattr__(self, "rate", Rate.parse(self.rate))
         if self.label == "":
             object.__setattr__(self, "label", self.name)
+
         for problem in self._problems():
             raise PolicyError(f"Policy {self.name!r}: {problem}")
 
@@ -172,16 +192,25 @@ class Policy:
         for word, function in (("rate", self.rate), ("key", self.key)):
             if inspect.iscoroutinefunction(function):
                 yield f"{word} {function!r} is an async function; write a plain one."
+
         if not is_key(self.key):
             yield f"key {self.key!r} is not known{nearest(self.key, KEYS)} {KEY_FORMS}."
         elif not _is_hashable(self.key):  # what it returns is kept by key
-            yield f"key {self.key!r} cannot be hashed; write a function, or give its class a __hash__."
-        if self.algo is not None and self.algo not in ALGORITHMS:
+            yield (
+                f"key {self.key!r} cannot be hashed; "
+                "write a function, or give its class a __hash__."
+            )
+
+        if self.algo is not None and not is_algorithm(self.algo):
             yield unknown_algorithm(self.algo)
         if self.on_failure not in FAILURE_MODES:
-            yield f"on_failure {self.on_failure!r} is not one of {', '.join(FAILURE_MODES)}."
+            modes = ", ".join(FAILURE_MODES)
+            yield f"on_failure {self.on_failure!r} is not one of {modes}."
         if not (isinstance(self.label, str) and LABEL.fullmatch(self.label)):
-            yield f'label {self.label!r} is not 1 to 100 printable ASCII characters without " and \\.'
+            yield (
+                f"label {self.label!r} is not 1 to 100 printable ASCII characters "
+                'without " and \\.'
+            )
         if type(self.shadow) is not bool:
             yield f"shadow {self.shadow!r} is not True or False."
         if self.burst is not None:
@@ -190,11 +219,12 @@ class Policy:
     def _burst_problems(self, burst: object) -> Iterable[str]:
         if type(burst) is not int or burst < 1:
             yield f"burst {shown(burst)} is not a whole number of at least 1."
-        elif isinstance(self.rate, Rate) and burst > (
-            maximum := Rate.maximum(self.rate.window)
-        ):
-            yield f"burst {shown(burst)} is too large to be counted exactly; at most {maximum} is accepted."
-        if self.algo not in (None, TOKEN_BUCKET):
+        elif isinstance(self.rate, Rate) and burst > Rate.maximum(self.rate.window):
+            yield (
+                f"burst {shown(burst)} is too large to be counted exactly; "
+                f"at most {Rate.maximum(self.rate.window)} is accepted."
+            )
+        if self.algo is not None and not _has_burst(self.algo):
             yield f"burst goes with {TOKEN_BUCKET!r}, not with {self.algo!r}."
 
     @property
@@ -202,7 +232,8 @@ class Policy:
         """The rate; PolicyError when it is a function of the request."""
         if not isinstance(self.rate, Rate):
             raise PolicyError(
-                f"Policy {self.name!r} takes its rate from a request; check it from a view."
+                f"Policy {self.name!r} takes its rate from a request; "
+                "check it from a view."
             )
         return self.rate
 
@@ -216,15 +247,6 @@ class Policy:
         """The window in seconds."""
         return self.fixed_rate.window
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, str):
-            return self.name == other
-        if isinstance(other, Policy):
-            return all(
-                getattr(self, f.name) == getattr(other, f.name) for f in fields(self)
-            )
-        return NotImplemented
-
     def __hash__(self) -> int:
         return hash(self.name)
 
@@ -237,17 +259,19 @@ Policies = str | Policy | Sequence[str | Policy] | None  # None: the default
 
 def unknown_algorithm(algo: object) -> str:
     """Return the sentence that says so, with the known ones."""
-    return f"algorithm {algo!r} is not known{nearest(algo, ALGORITHMS)} Write one of {', '.join(ALGORITHMS)}."
+    return (
+        f"algorithm {algo!r} is not known{nearest(algo, ALGORITHMS)} "
+        f"Write one of {', '.join(ALGORITHMS)}."
+    )
 
 
 def is_key(key: object) -> bool:
     """Return whether `key` is one of the accepted forms of a policy's key."""
     if not isinstance(key, str):
         return callable(key)
-    prefixed = any(
-        key.startswith(prefix) and len(key) > len(prefix) for prefix in KEY_PREFIXES
-    )
-    return key in KEYS or prefixed or bool(DOTTED_PATH.fullmatch(key))
+    if key in KEYS or DOTTED_PATH.fullmatch(key):
+        return True
+    return any(key.startswith(prefix) and key != prefix for prefix in KEY_PREFIXES)
 
 
 def _is_hashable(value: object) -> bool:
@@ -256,6 +280,10 @@ def _is_hashable(value: object) -> bool:
     except TypeError:
         return False
     return True
+
+
+def _has_burst(algo: str) -> bool:
+    return is_algorithm(algo) and ALGORITHMS[algo].has_burst
 
 
 class ScriptArguments(NamedTuple):
@@ -272,10 +300,12 @@ class ScriptArguments(NamedTuple):
 def script_arguments(policy: Policy, default_algo: str) -> ScriptArguments:
     """Return the script arguments of a policy under the algorithm of the settings."""
     algo = policy.algo or default_algo
-    if policy.burst is not None and algo != TOKEN_BUCKET:
+    if policy.burst is not None and not _has_burst(algo):
         raise PolicyError(
-            f"Policy {policy.name!r}: burst goes with {TOKEN_BUCKET!r}, not with {algo!r}."
+            f"Policy {policy.name!r}: burst goes with {TOKEN_BUCKET!r}, "
+            f"not with {algo!r}."
         )
+
     window = policy.window * 1000
-    ttl = window if algo == FIXED_WINDOW else 2 * window
+    ttl = window * ALGORITHMS[algo].ttl_windows
     return ScriptArguments(algo, policy.fixed_rate.limit, window, policy.capacity, ttl)

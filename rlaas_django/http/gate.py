@@ -19,8 +19,7 @@ from .. import conf, limiter, signals
 from ..backend import UnavailableError
 from ..core.decision import Decision, combine, strictest
 from ..core.policy import DEFAULT, Policy
-from ..limiter import networks
-from ..limiter.policy_set import Check, CompiledPolicySet, compile_policies
+from ..limiter import Check, PolicySet, compile_policies, networks
 from ..runtime import log
 from . import login
 from .headers import add_headers
@@ -148,9 +147,7 @@ def plan_check(
     )
 
 
-def _cost(
-    compiled: CompiledLimits, request: HttpRequest, policy_set: CompiledPolicySet
-) -> int:
+def _cost(compiled: CompiledLimits, request: HttpRequest, policy_set: PolicySet) -> int:
     if callable(compiled.cost):
         return call_cost(compiled.cost, request, policy_set)
     return compiled.cost

@@ -13,7 +13,7 @@ from django.http.response import HttpResponseBase
 from .. import conf
 from ..core.keys import key_kind
 from ..core.policy import Policy, Rate
-from ..limiter.policy_set import CompiledPolicySet, compile_policies
+from ..limiter import PolicySet, compile_policies
 from ..runtime import registry
 from .identity import BY_USER
 from .refusals import Respond
@@ -47,7 +47,7 @@ class CompiledLimits(NamedTuple):
 
     policies: tuple[Policy, ...]
     names: tuple[str, ...]
-    policy_set: CompiledPolicySet | None  # None where a rate depends on the request
+    policy_set: PolicySet | None  # None where a rate depends on the request
     cost: int | Callable[[HttpRequest], int]
     response: Respond | None
     charge_when: Callable[[HttpResponseBase], Any] | None

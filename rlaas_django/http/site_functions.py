@@ -18,17 +18,17 @@ from django.http.response import HttpResponseBase
 from django.utils.module_loading import import_string
 
 from .. import conf
+from ..core.algorithms import ALGORITHMS
 from ..core.keys import Name
 from ..core.policy import (
     DEFAULT,
-    MAX_COST,
     KeyFunction,
     Policy,
     PolicyError,
     Rate,
     shown,
 )
-from ..limiter.policy_set import CompiledPolicySet
+from ..limiter import PolicySet
 from ..runtime import log
 
 BY_ADDRESS = "counted by IP address instead"
@@ -96,7 +96,7 @@ def call_rate(policy: Policy, request: HttpRequest) -> Rate | None:
 def call_cost(
     function: Callable[[HttpRequest], int],
     request: HttpRequest,
-    policy_set: CompiledPolicySet,
+    policy_set: PolicySet,
 ) -> int:
     """Return the cost of a request under these policies."""
     try:
@@ -112,10 +112,17 @@ def call_cost(
     try:
         policy_set.check_cost(cost)
     except ValueError as error:
-        most = min(MAX_COST.values())
+        most = _greatest_cost(policy_set)
         _log(str(error), f"{most} is charged")
         return most
     return cost
+
+
+def _greatest_cost(policy_set: PolicySet) -> int:
+    """Return the most that every algorithm of the policies accepts."""
+    algorithms = [ALGORITHMS[arguments.algo] for arguments in policy_set.arguments]
+    costs = [algorithm.max_cost for algorithm in algorithms]
+    return min(cost for cost in costs if cost is not None)
 
 
 def is_charged(

@@ -19,15 +19,16 @@ from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.utils.deprecation import MiddlewareMixin
 from django.utils.module_loading import import_string
 
-from .. import backend, conf, limiter
+from .. import conf, limiter
+from ..core.algorithms import FIXED_WINDOW
 from ..core.decision import Decision, Outcome
 from ..core.keys import EncodedIdentity, digest, encode, encode_name, parse_address
-from ..core.policy import FIXED_WINDOW, NAME, Policy, PolicyError, Rate
+from ..core.policy import NAME, Policy, PolicyError, Rate
 from ..http.identity import read_name
 from ..http.proxies import client_address
 from ..http.site_functions import in_thread
 from ..http.view_names import policy_name, view_label, view_name
-from ..limiter.policy_set import CompiledPolicySet, compile_policies
+from ..limiter import PolicySet, compile_policies
 from ..runtime import registry
 from .throttles import record
 
@@ -221,23 +222,12 @@ def _counter(group: str, label: str, methods: tuple[str, ...], rate: Any) -> Cou
     )
 
 
-def _policy_set(policy: Policy) -> CompiledPolicySet:
+def _policy_set(policy: Policy) -> PolicySet:
     """Return a policy compiled for the cache of RATELIMIT_USE_CACHE."""
-    config = conf.config()
-    alias = _setting("USE_CACHE") or config.cache
-    if alias == config.cache:
-        return compile_policies(policy)
-
-    policy_set: CompiledPolicySet | None = config.derived.policy_sets.get(
-        (policy, alias)
-    )
-    if policy_set is None:
+    alias = _setting("USE_CACHE")
+    if alias is not None:
         _ = caches[alias]  # Django's own error for an unknown one
-        topology = backend.topology(alias)
-        policy_set = CompiledPolicySet((policy,), config, topology)
-        config.derived.policy_sets[policy, alias] = policy_set
-
-    return policy_set
+    return compile_policies(policy, alias)
 
 
 def _charge(

@@ -45,7 +45,7 @@ from ..http.limits import CompiledLimits, Limits, compile_limits
 from ..http.proxies import client_address
 from ..http.refusals import call_response, suppress_log
 from ..http.request_state import Charge, decision_about, state_of
-from ..limiter.policy_set import Check
+from ..limiter import Check
 from ..runtime.clock import frozen_clock
 from .throttles import PolicyLimits, RateThrottle, decide, plan_checks, user_or_address
 

@@ -29,7 +29,7 @@ from ..http.identity import load_user
 from ..http.limits import Limits
 from ..http.proxies import client_address
 from ..http.site_functions import in_thread
-from ..limiter.policy_set import Check
+from ..limiter import Check
 from ..runtime import log
 from .throttles import (
     PolicyLimits,

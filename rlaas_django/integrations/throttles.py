@@ -14,16 +14,17 @@ from typing import Any
 from django.http.response import HttpResponseBase
 
 from .. import conf, limiter, signals
+from ..core.algorithms import SLIDING_WINDOW_COMPACT
 from ..core.decision import Decision, combine, strictest
 from ..core.keys import encode_name
-from ..core.policy import DEFAULT, SLIDING_WINDOW_COMPACT, Policy, Rate
+from ..core.policy import DEFAULT, Policy, Rate
 from ..http.gate import plan_check
 from ..http.headers import add_headers, add_refusal_headers
 from ..http.limits import Limits, compile_limits
 from ..http.refusals import SUPPRESSED
 from ..http.request_state import decision_about, exceeds_limit, state_of
 from ..http.view_names import policy_name
-from ..limiter.policy_set import Check, compile_policies
+from ..limiter import Check, compile_policies
 from ..runtime import log, registry
 
 # How the frameworks write a key, unless the site has changed it.

@@ -1,4 +1,7 @@
-"""Refunds of what checks charged, once each; those of cancelled requests run in tasks of their own."""
+"""Refund what checks charged, once each.
+
+Refunds of cancelled requests run in tasks of their own.
+"""
 
 from __future__ import annotations
 
@@ -6,62 +9,109 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import backend
-from ..backend import Call, UnavailableError, script_call
+from ..backend import ADMIN_TIMEOUT, Call, UnavailableError, script_call
 from ..backend.scripts import for_algorithms
 from ..core.decision import Decision
-from ..core.policy import ScriptArguments
+from ..core.keys import Identity
+from ..core.policy import Policy
 from ..runtime.clock import script_time
+from . import replies
 from .fallback import LocalReceipt
-from .policy_set import CHARGED_AT, LIMIT, REPLY_SIZE, Check
-from .refusal_cache import cached_refusals
+from .plan import Check, plan
+from .refusal_cache import Counter, cached_refusals
 
-# What a refund takes for each policy, after the check's unique id and cost: the policy's ScriptArguments, charged_at
+# What a refund takes for each policy, after the check's unique id and its cost: the
+# policy's ScriptArguments, and charged_at.
 CHARGE_SIZE = 6
-Refunded = tuple[
-    int, UnavailableError | None
-]  # units, and why others were not refunded
 
-_tasks: set[asyncio.Task[Refunded]] = set()  # an event loop keeps weak references only
+# An event loop keeps weak references only.
+_tasks: set[asyncio.Task[Refunded]] = set()
+
+
+class Refunded(NamedTuple):
+    """The units that were refunded, and why others were not."""
+
+    units: int
+    error: UnavailableError | None = None
+
+
+class _Refund:
+    """What receipts say is to be refunded."""
+
+    def __init__(self, receipts: list[Any]) -> None:
+        self.calls: list[Call] = []
+        self._counters: list[Counter] = []
+        self._units = 0  # of this process' own counters
+        with suppress(IndexError):  # none is left
+            while True:
+                # `pop` is atomic, so that each receipt is refunded by one caller.
+                self._add(receipts.pop())
+
+    def _add(self, receipt: Any) -> None:
+        if isinstance(receipt, LocalReceipt):
+            self._units += receipt.refund()
+            return
+        check, reply = receipt
+        keys, words = charges(check, reply)
+        if keys:
+            self._counters += replies.charged_counters(check, reply)
+            self.calls.append(refund_call(keys, words))
+
+    def result(self, replies: Iterable[Any]) -> Refunded:
+        return total(replies, self._counters, self._units)
 
 
 def refund(decision: Decision) -> bool:
-    """Refund what a decision charged, once; return False when there is nothing (more) to refund.
+    """Refund what a decision charged, once.
 
-    A unit that has left its window meanwhile is not refunded a second time.
+    Return False when there is nothing (more) to refund. A unit that has left its
+    window meanwhile is not refunded a second time.
     """
     return is_refunded(refund_all(decision.receipts))
 
 
 async def arefund(decision: Decision) -> bool:
-    """As `refund`, natively async. The refund is made, even if the caller is cancelled meanwhile."""
+    """As `refund`, natively async; a caller that is cancelled does not stop it."""
     return is_refunded(await arefund_all(decision.receipts))
 
 
 def refund_all(receipts: list[Any]) -> Refunded:
     """Refund what is not refunded yet, in one round trip per server."""
-    units, calls, policies = _take(receipts)
-    # Not by the check's own topology: this may be a fork of its process, which must not use its connections.
-    return total(
-        backend.execute_each(backend.topology(), calls) if calls else [],
-        policies,
-        units,
-    )
+    refunds = _Refund(receipts)
+    if not refunds.calls:
+        return refunds.result(())
+    # Not by the check's own topology: this may be a fork of its process, which must not
+    # use its connections.
+    return refunds.result(backend.execute_each(backend.topology(), refunds.calls))
 
 
 async def arefund_all(receipts: list[Any]) -> Refunded:
     """As `refund_all`, natively async; a caller that is cancelled does not stop it."""
-    return await asyncio.shield(refund_later(receipts)) if receipts else (0, None)
+    if not receipts:
+        return Refunded(0)
+    return await asyncio.shield(refund_later(receipts))
 
 
 def refund_later(receipts: list[Any]) -> asyncio.Task[Refunded]:
-    """Refund in a task of its own: in one that was cancelled, the next `await` may be cancelled, too."""
+    """Refund in a task of its own.
+
+    In a task that was cancelled, the next `await` may also be cancelled.
+    """
     task = asyncio.get_running_loop().create_task(_arefund_all(receipts))
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
     return task
+
+
+async def _arefund_all(receipts: list[Any]) -> Refunded:
+    refunds = _Refund(receipts)
+    if not refunds.calls:
+        return refunds.result(())
+    topology = backend.topology()
+    return refunds.result(await backend.aexecute_each(topology, refunds.calls))
 
 
 def refundable_call(check: Check) -> Call:
@@ -77,89 +127,63 @@ def _refund_abandoned(check: Check, reply: Any) -> None:
         refund_later([(check, reply)])
 
 
-async def _arefund_all(receipts: list[Any]) -> Refunded:
-    units, calls, policies = _take(receipts)
-    return total(
-        await backend.aexecute_each(backend.topology(), calls) if calls else [],
-        policies,
-        units,
-    )
+def refund_units(identity: Identity, policy: Policy, units: int) -> int:
+    """Refund some units of an identity's usage, the newest first; return how many."""
+    peek = plan(identity, policy, 1, charge=False)
+    topology = peek.policy_set.topology
+    keys = peek.policy_set.keys(peek.identities)
+
+    reply = backend.execute(topology, peek.pack(), admin_timeout=ADMIN_TIMEOUT)
+    arguments = replies.decided_arguments(peek, reply, 0)
+    call = refund_call(keys, ["", units, *arguments, 0])
+    refunded = sum(backend.execute(topology, call))
+    peek.policy_set.refusals.invalidate(peek.policy_set.names)
+    return int(refunded)
 
 
-def _take(receipts: list[Any]) -> tuple[int, list[Call], set[str]]:
-    """Take all receipts out of their list: `pop` is atomic, so each is refunded by one caller.
+def total(
+    replies: Iterable[Any], changed: Iterable[str | Counter], units: int = 0
+) -> Refunded:
+    """Return what refunds gave, and why others failed: a slot may be unavailable.
 
-    Refund what this process counted; return these units, the calls that refund the rest, and the names of the policies.
+    `changed` are the counters that were refunded, or whole policies. Cached refusals
+    of other identities stay: most refunds are of a request's own charge, and an attack
+    that causes many of them shall stay cheap.
     """
-    units, calls, policies = 0, [], set()
-    with suppress(IndexError):  # none is left
-        while True:
-            receipt = receipts.pop()
-            if isinstance(receipt, LocalReceipt):
-                units += receipt.refund()
-                continue
-            keys, words = charges(*receipt)
-            policies |= receipt[0].policy_set.names
-            if keys:
-                calls.append(refund_call(keys, words))
-    return units, calls, policies
-
-
-def total(results: Iterable[Any], policies: Iterable[str], units: int = 0) -> Refunded:
-    """Return the units that refunds of these policies gave, and why others failed: a slot may be unavailable."""
     error = None
-    for result in results:
-        if isinstance(result, UnavailableError):
-            error = result
+    for reply in replies:
+        if isinstance(reply, UnavailableError):
+            error = reply
         else:
-            units += sum(result)
-    cached_refusals().invalidate(policies)
-    return units, error
+            units += sum(reply)
+    cached_refusals().invalidate(changed)
+    return Refunded(units, error)
 
 
-def is_refunded(result: Refunded) -> bool:
-    """Return whether there was anything to refund; raise what kept it from being refunded."""
-    refunded, error = result
-    if error is not None:
-        raise error
-    return refunded > 0
+def is_refunded(refunded: Refunded) -> bool:
+    """Return whether there was anything to refund; raise what prevented it."""
+    if refunded.error is not None:
+        raise refunded.error
+    return refunded.units > 0
 
 
-def charges(check: Check, reply: list[Any]) -> tuple[list[str], list[Any]]:
-    """Return what a check charged, by its reply: the keys of the counters, and the arguments of their refund."""
-    keys, words = [], [check.unique, check.cost]
-    charged = reply[CHARGED_AT : REPLY_SIZE * len(check.identities) + 1 : REPLY_SIZE]
-    every = zip(
-        check.policy_set.keys(check.identities),
-        decided_arguments(check, reply),
-        charged,
-        strict=True,
-    )
-    for key, arguments, charged_at in every:
-        if charged_at >= 0:
-            keys.append(key)
-            words += (*arguments, charged_at)
+def charges(check: Check, reply: list[int]) -> tuple[list[str], list[Any]]:
+    """Return what a check charged: the counters' keys, and their refund's arguments."""
+    all_keys = check.policy_set.keys(check.identities)
+    keys = []
+    words: list[Any] = [check.unique, check.cost]
+    for index in replies.charged(check, reply):
+        keys.append(all_keys[index])
+        words += replies.decided_arguments(check, reply, index)
+        words.append(replies.charged_at(reply, index))
     return keys, words
 
 
-def decided_arguments(check: Check, reply: list[Any]) -> list[ScriptArguments]:
-    """Return the arguments of each policy with the limit that it was decided with, which an override may change."""
-    end = REPLY_SIZE * len(check.identities) + 1
-    capacities, limits = reply[LIMIT:end:REPLY_SIZE], reply[end:]
-    return [
-        arguments._replace(
-            limit=limits[i] if limits else capacities[i], capacity=capacities[i]
-        )
-        if limits or capacities[i] != arguments.capacity
-        else arguments
-        for i, arguments in enumerate(check.policy_set.arguments)
-    ]
-
-
 def refund_call(keys: Sequence[str], words: Sequence[Any]) -> Call:
-    """Return the call that refunds charges: `words` are the unique id, the cost, and per policy CHARGE_SIZE words.
+    """Return the call that refunds charges.
 
-    The last key may be that of a marker, and the last word its ttl.
+    `words` are the unique id, the cost, and CHARGE_SIZE words per policy. The last key
+    may be that of a marker, and the last word its ttl.
     """
     policies = (len(words) - 2) // CHARGE_SIZE
     algorithms = words[2 : 2 + CHARGE_SIZE * policies : CHARGE_SIZE]

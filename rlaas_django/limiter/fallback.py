@@ -1,4 +1,7 @@
-"""Decisions without Redis, by each policy's `on_failure`: fail open, fail closed, or count in this process."""
+"""Decisions without Redis, by each policy's `on_failure`.
+
+Fail open, fail closed, or count in this process.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from ..core.decision import Decision, Outcome, passes
 from ..core.policy import Policy
 from ..runtime.clock import local_time_ms
 from .local import LocalLimit, LocalReply, local_limiter
-from .policy_set import Check
+from .plan import Check
 
-RETRY_AFTER = 1.0  # seconds that a client is told to wait when a policy fails closed
+# Seconds that a client is told to wait when a policy fails closed.
+RETRY_AFTER = 1.0
 
 
 class LocalReceipt(NamedTuple):
@@ -24,21 +28,37 @@ class LocalReceipt(NamedTuple):
     charged_at: int
 
     def refund(self) -> int:
-        return local_limiter.refund(
-            self.limit, local_time_ms(), self.cost, self.charged_at
+        now = local_time_ms()
+        return local_limiter.refund(self.limit, now, self.cost, self.charged_at)
+
+
+def decide_all(check: Check) -> Decision:
+    """Decide every policy of a check.
+
+    A refusal that Redis has decided holds until its wait is over.
+    """
+    policy_set = check.policy_set
+    if not policy_set.enabled:
+        return Decision(
+            True, tuple(map(uncounted, policy_set.policies, check.identities))
         )
+    refusal = policy_set.refusals.find(check, redis_unavailable=True)
+    if refusal is not None:
+        return refusal
+    return decide(check, range(len(check.identities)), charge=check.charge)
 
 
 def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> Decision:
     """Decide these policies of a check."""
     config = conf.config()
-    policies = [(check.policy_set.policies[i], check.identities[i]) for i in indexes]
+    policies = [check.policy_set.policies[i] for i in indexes]
+    identities = [check.identities[i] for i in indexes]
     fails_closed = any(
-        policy.on_failure == "closed" and not policy.shadow for policy, _ in policies
+        policy.on_failure == "closed" and not policy.shadow for policy in policies
     )
     limits = [
-        _local_limit(policy, who, config.local_share)
-        for policy, who in policies
+        _local_limit(policy, identity, config.local_share)
+        for policy, identity in zip(policies, identities, strict=True)
         if policy.on_failure == "local"
     ]
     replies = local_limiter.check(
@@ -48,78 +68,70 @@ def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> Decision:
         charge=charge and not fails_closed,
         max_identities=config.local_identities,
     )
-    counted = {
-        limit.policy: (limit, reply)
-        for limit, reply in zip(limits, replies, strict=True)
-    }
-    outcomes = tuple(
-        _counted(policy, *counted[policy.name])
-        if policy.name in counted
-        else uncounted(policy, identity, degraded=True)
-        for policy, identity in policies
-    )
-    charged = [
-        (limit, reply.charged_at)
-        for limit, reply in counted.values()
-        if reply.charged_at >= 0
-    ]
-    receipts = [
-        LocalReceipt(limit, check.cost, charged_at) for limit, charged_at in charged
-    ]
-    return Decision(passes(outcomes), outcomes, receipts)
 
+    counted = {}
+    receipts = []
+    for limit, reply in zip(limits, replies, strict=True):
+        counted[limit.policy] = (limit, reply)
+        if reply.charged_at >= 0:
+            receipts.append(LocalReceipt(limit, check.cost, reply.charged_at))
 
-def decide_all(check: Check) -> Decision:
-    """Decide every policy of a check. A refusal that Redis has decided holds until its wait is over."""
-    if not check.policy_set.enabled:
-        return Decision(
-            True, tuple(map(uncounted, check.policy_set.policies, check.identities))
-        )
-    if (
-        check.charge
-        and (refusal := check.policy_set.refusals.find(check, redis_unavailable=True))
-        is not None
-    ):
-        return refusal
-    return decide(check, range(len(check.identities)), charge=check.charge)
+    outcomes = []
+    for policy, identity in zip(policies, identities, strict=True):
+        if policy.name in counted:
+            outcomes.append(_counted(policy, *counted[policy.name]))
+        else:
+            outcomes.append(uncounted(policy, identity, degraded=True))
+    return Decision(passes(outcomes), tuple(outcomes), receipts)
 
 
 def _counted(policy: Policy, limit: LocalLimit, reply: LocalReply) -> Outcome:
     """Return the outcome of a policy that this process counts."""
-    retry_after = math.inf if reply.retry_after < 0 else reply.retry_after / 1000
-    figures = (
+    retry_after = reply.retry_after / 1000
+    if retry_after < 0:
+        retry_after = math.inf
+    return Outcome(
+        policy,
+        limit.identity,
+        reply.allowed,
         limit.capacity,
         reply.current_count,
         reply.remaining,
         retry_after,
         reply.reset_after / 1000,
         policy.window,
+        degraded=True,
     )
-    return Outcome(policy, limit.identity, reply.allowed, *figures, degraded=True)
 
 
 def uncounted(policy: Policy, identity: str, *, degraded: bool = False) -> Outcome:
-    """Return an outcome without counting: unlimited, or by `on_failure` open or closed."""
-    allowed, capacity = not degraded or policy.on_failure != "closed", policy.capacity
-    wait = 0.0 if allowed else RETRY_AFTER
+    """Return an outcome without counting: unlimited, or by `on_failure`."""
+    refused = degraded and policy.on_failure == "closed"
+    capacity = policy.capacity
     return Outcome(
         policy,
         identity,
-        allowed,
-        capacity,
-        0,
-        capacity,
-        wait,
-        0.0,
-        policy.window,
-        degraded,
+        not refused,
+        limit=capacity,
+        current_count=0,
+        remaining=capacity,
+        retry_after=RETRY_AFTER if refused else 0.0,
+        reset_after=0.0,
+        ttl=policy.window,
+        degraded=degraded,
     )
 
 
 def _local_limit(policy: Policy, identity: str, share: int) -> LocalLimit:
     """Return the share of one process, which is one unit at least."""
-    burst = None if policy.burst is None else max(1, policy.burst // share)
-    limit = max(1, policy.fixed_rate.limit // share)
+    burst = policy.burst
+    if burst is not None:
+        burst = max(1, burst // share)
     return LocalLimit(
-        policy.name, identity, limit, policy.window * 1000, burst, policy.shadow
+        policy.name,
+        identity,
+        max(1, policy.fixed_rate.limit // share),
+        policy.window * 1000,
+        burst,
+        policy.shadow,
     )

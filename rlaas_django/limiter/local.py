@@ -1,7 +1,7 @@
-"""Counters in this process' memory, for `on_failure="local"` while Redis is unavailable.
+"""Counters in this process' memory, for `on_failure="local"`.
 
-An approximation: each process counts by itself, by a sliding log whatever the policy's algorithm is, or by a token
-bucket where a burst is set.
+An approximation: each process counts by itself, by a sliding log whatever the policy's
+algorithm is, or by a token bucket where a burst is set.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from ..runtime import process
 
-MAX_ENTRIES = 100  # of one log; under a larger limit, units are counted in hundredths of the window
+# Of one log; under a larger limit, units are counted in hundredths of the window.
+MAX_ENTRIES = 100
 
 
 class LocalLimit(NamedTuple):
@@ -47,6 +48,14 @@ class LocalReply(NamedTuple):
     charged_at: int  # by which `refund` finds the charge; -1: not charged
 
 
+class Usage(NamedTuple):
+    """What a counter says before a charge."""
+
+    units: int
+    wait: int  # ms until a cost that does not fit yet will fit
+    reset_after: int  # ms until nothing counts
+
+
 class SlidingLog:
     """When units were charged, oldest first."""
 
@@ -54,27 +63,33 @@ class SlidingLog:
         self._entries: deque[list[int]] = deque()  # ms, units
         self._count = 0
 
-    def peek(self, limit: LocalLimit, now: int, cost: int) -> tuple[int, int, int]:
-        """Return the units counted, the ms until a cost that does not fit yet will fit, and until nothing counts."""
-        entries, dead = self._entries, now - limit.window
+    def peek(self, limit: LocalLimit, now: int, cost: int) -> Usage:
+        entries = self._entries
+        dead = now - limit.window
         while entries and entries[0][0] <= dead:
             self._count -= entries.popleft()[1]
         if not entries:
-            return 0, 0, 0
-        wait, over = 0, self._count + cost - limit.limit
+            return Usage(0, 0, 0)
+
+        wait = 0
+        excess = self._count + cost - limit.limit
         for stamp, units in entries:
-            if over <= 0:
+            if excess <= 0:
                 break
-            wait, over = stamp - dead, over - units
-        return self._count, wait, entries[-1][0] - dead
+            wait = stamp - dead
+            excess -= units
+        return Usage(self._count, wait, entries[-1][0] - dead)
 
     def charge(self, limit: LocalLimit, now: int, cost: int) -> int:
         """Charge, and return the stamp by which `refund` finds the units."""
+        step = 1
+        if limit.limit > MAX_ENTRIES:
+            step = max(1, limit.window // MAX_ENTRIES)
         # Rounded up, so that units count for a hundredth longer rather than shorter.
-        step = 1 if limit.limit <= MAX_ENTRIES else max(1, limit.window // MAX_ENTRIES)
         stamp = _ceil(now, step) * step
         if not self._entries or self._entries[-1][0] < stamp:
             self._entries.append([stamp, 0])
+
         newest = self._entries[-1]  # also where the clock stepped back
         newest[1] += cost
         self._count += cost
@@ -82,8 +97,10 @@ class SlidingLog:
 
     def refund(self, limit: LocalLimit, now: int, cost: int, charged_at: int) -> int:
         """Take units of a stamp back; return how many there were."""
+        if charged_at <= now - limit.window:
+            return 0
         for entry in self._entries:
-            if entry[0] == charged_at > now - limit.window:
+            if entry[0] == charged_at:
                 refunded = min(cost, entry[1])
                 entry[1] -= refunded
                 self._count -= refunded
@@ -94,30 +111,37 @@ class SlidingLog:
 
 
 class TokenBucket:
-    """Deficit of the bucket at a stamp, scaled by the window, so one ms refills exactly `limit`."""
+    """Deficit of the bucket at a stamp.
+
+    It is scaled by the window, so that one ms refills exactly `limit`.
+    """
 
     def __init__(self) -> None:
-        self._used, self._stamp = 0, 0
-        self._total = 0  # units charged; it starts by the clock, above that of a bucket that was dropped
-        self._refunds: deque[tuple[int, int]] = deque(
-            maxlen=16
-        )  # as in token_bucket.lua
+        self._used = 0
+        self._stamp = 0
+        # Units charged; it starts by the clock, above that of a bucket that was dropped.
+        self._total = 0
+        self._refunds: deque[tuple[int, int]] = deque(maxlen=16)  # as in the Lua file
 
-    def peek(self, limit: LocalLimit, now: int, cost: int) -> tuple[int, int, int]:
+    def peek(self, limit: LocalLimit, now: int, cost: int) -> Usage:
         self._refill(limit, now)
-        over = self._used - (limit.capacity - cost) * limit.window
-        ahead = (
-            self._stamp - now
-        )  # the clock stepped back, and refills nothing until it is there again
-        wait = ahead + _ceil(over, limit.limit) if over > 0 else 0
-        return (
-            _ceil(self._used, limit.window),
-            wait,
-            ahead + _ceil(self._used, limit.limit) if self._used else 0,
-        )
+        if not self._used:
+            return Usage(0, 0, 0)
+
+        # The clock stepped back, and refills nothing until it is there again.
+        ahead = self._stamp - now
+        wait = 0
+        excess = self._used - (limit.capacity - cost) * limit.window
+        if excess > 0:
+            wait = ahead + _ceil(excess, limit.limit)
+        reset_after = ahead + _ceil(self._used, limit.limit)
+        return Usage(_ceil(self._used, limit.window), wait, reset_after)
 
     def charge(self, limit: LocalLimit, now: int, cost: int) -> int:
-        """Charge, and return the total of units with this charge, by which `refund` knows what was charged since."""
+        """Charge, and return the total of units with this charge.
+
+        By it, `refund` knows what was charged since.
+        """
         self._refill(limit, now)
         if not self._used:
             self._refunds.clear()  # every charge so far has been refilled
@@ -126,26 +150,30 @@ class TokenBucket:
         return self._total
 
     def refund(self, limit: LocalLimit, now: int, cost: int, charged_at: int) -> int:
-        """Take back what no refill has restored; refills go to the oldest charge, as in token_bucket.lua."""
+        """Take back what no refill has restored; return how many units.
+
+        Refills go to the oldest charge, as in token_bucket.lua.
+        """
         self._refill(limit, now)
+        charged = cost * limit.window
         left = self._used - (self._total - charged_at) * limit.window
         left += sum(part for later, part in self._refunds if later > charged_at)
-        part = min(cost * limit.window, left, self._used)
-        if charged_at > self._total or part <= 0:
+        refunded = min(charged, left, self._used)
+        if charged_at > self._total or refunded <= 0:
             return 0
+
         if charged_at < self._total:
-            self._refunds.append((charged_at, part))
-        elif part == cost * limit.window:
+            self._refunds.append((charged_at, refunded))
+        elif refunded == charged:
             self._total -= cost  # as if it had not been charged
-        self._used -= part
-        return _ceil(part, limit.window)
+        self._used -= refunded
+        return _ceil(refunded, limit.window)
 
     def _refill(self, limit: LocalLimit, now: int) -> None:
         if now > self._stamp:
-            self._used, self._stamp = (
-                max(0, self._used - (now - self._stamp) * limit.limit),
-                now,
-            )
+            refilled = (now - self._stamp) * limit.limit
+            self._used = max(0, self._used - refilled)
+            self._stamp = now
 
 
 def _ceil(number: int, divisor: int) -> int:
@@ -174,49 +202,78 @@ class LocalLimiter:
         max_identities: int,
     ) -> list[LocalReply]:
         """Decide all policies or none; without `charge`, count nothing."""
-        charge = charge and cost > 0
         with self._lock:
-            peeked = [
-                (limit, *self._state(limit).peek(limit, now, cost)) for limit in limits
+            usages = [self._state(limit).peek(limit, now, cost) for limit in limits]
+            replies = [
+                _reply(limit, usage, cost)
+                for limit, usage in zip(limits, usages, strict=True)
             ]
             passes = all(
-                count + cost <= limit.capacity or limit.shadow
-                for limit, count, _, _ in peeked
+                reply.allowed or limit.shadow
+                for limit, reply in zip(limits, replies, strict=True)
             )
-            replies = []
-            for limit, count, wait, reset_after in peeked:
-                remaining, charged_at = max(0, limit.capacity - count), -1
-                allowed = count + cost <= limit.capacity
-                if charge and passes and allowed:
-                    state = self._states.setdefault(limit.key, self._state(limit))
-                    charged_at = state.charge(limit, now, cost)
-                    _, _, reset_after = state.peek(limit, now, 0)
-                    remaining -= cost
-                retry_after = 0 if allowed else -1 if cost > limit.capacity else wait
-                replies.append(
-                    LocalReply(
-                        allowed, count, remaining, retry_after, reset_after, charged_at
-                    )
-                )
+            if charge and cost > 0 and passes:
+                replies = [
+                    self._charge(limit, reply, now, cost)
+                    for limit, reply in zip(limits, replies, strict=True)
+                ]
             while len(self._states) > max_identities:
                 self._states.popitem(last=False)
         return replies
 
+    def _charge(
+        self, limit: LocalLimit, reply: LocalReply, now: int, cost: int
+    ) -> LocalReply:
+        if not reply.allowed:
+            return reply
+        state = self._states.setdefault(limit.key, self._state(limit))
+        return reply._replace(
+            charged_at=state.charge(limit, now, cost),
+            remaining=reply.remaining - cost,
+            reset_after=state.peek(limit, now, 0).reset_after,
+        )
+
     def refund(self, limit: LocalLimit, now: int, cost: int, charged_at: int) -> int:
-        """Refund what was charged, never more than is still counted; return the units refunded."""
+        """Refund what was charged, never more than is still counted.
+
+        Return the units refunded.
+        """
         with self._lock:
             state = self._states.get(limit.key)
-            return 0 if state is None else state.refund(limit, now, cost, charged_at)
+            if state is None:
+                return 0
+            return state.refund(limit, now, cost, charged_at)
 
     def __len__(self) -> int:
         return len(self._states)
 
     def _state(self, limit: LocalLimit) -> SlidingLog | TokenBucket:
         """Return the state of an identity, or a new one that is not kept yet."""
-        if (state := self._states.get(limit.key)) is None:
-            return SlidingLog() if limit.burst is None else TokenBucket()
-        self._states.move_to_end(limit.key)  # a refusal is use, too
-        return state
+        state = self._states.get(limit.key)
+        if state is not None:
+            self._states.move_to_end(limit.key)  # also a refusal is use
+            return state
+        if limit.burst is None:
+            return SlidingLog()
+        return TokenBucket()
+
+
+def _reply(limit: LocalLimit, usage: Usage, cost: int) -> LocalReply:
+    """Return the reply before a charge."""
+    remaining = limit.capacity - usage.units
+    retry_after = 0
+    if cost > limit.capacity:
+        retry_after = -1
+    elif cost > remaining:
+        retry_after = usage.wait
+    return LocalReply(
+        cost <= remaining,
+        usage.units,
+        max(0, remaining),
+        retry_after,
+        usage.reset_after,
+        charged_at=-1,
+    )
 
 
 local_limiter = LocalLimiter()

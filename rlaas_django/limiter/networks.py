@@ -1,9 +1,12 @@
-"""Overrides of networks: every process has all of them, and sends those of a client's address with its check.
+"""Overrides of networks.
 
-So a check needs no other round trip, and where there are none it costs nothing. The background thread reads them once a
-second; while nothing changes, only their digest. Redis has
+Every process has all of them, and sends those of a client's address with its check. So
+a check needs no other round trip, and where there are none it costs nothing. The
+background thread reads them once a second; while nothing changes, only their digest.
+Redis has
 
-  rlaas:networks   STRING   a digest of the rest, and JSON: [[network, policy, kind, until, amount, every_client], ...];
+  rlaas:networks   STRING   a digest of the rest, and JSON:
+                            [[network, policy, kind, until, amount, every_client], ...];
                             expires with the last
 """
 
@@ -36,78 +39,83 @@ class Networks:
         # By version and length of the prefix, and by the first address.
         self._by_prefix: dict[tuple[int, int], dict[int, list[Override]]] = {}
         # One policy is narrower than all policies, so those of all come first.
-        for override in sorted(overrides, key=lambda each: each.policy != EVERY_POLICY):
+        for override in sorted(overrides, key=_is_for_one_policy):
             network = ipaddress.ip_network(override.identity)
-            networks = self._by_prefix.setdefault(
-                (network.version, network.prefixlen), {}
-            )
+            prefix = (network.version, network.prefixlen)
+            networks = self._by_prefix.setdefault(prefix, {})
             networks.setdefault(int(network.network_address), []).append(override)
         self._find = lru_cache(MAX_FOUND)(self._find_by_prefix)
 
     def find(self, address: str) -> list[Override]:
         """Return the overrides of an address, those of the widest network first."""
         parsed = parse_address(address.partition("/")[0])
-        return [] if parsed is None else self._find(parsed)
+        if parsed is None:
+            return []
+        return self._find(parsed)
 
     def _find_by_prefix(self, parsed: IPAddress) -> list[Override]:
-        found: list[Override] = []
+        overrides: list[Override] = []
         for version, length in sorted(self._by_prefix):
             if version == parsed.version:
                 shift = parsed.max_prefixlen - length
-                found += self._by_prefix[version, length].get(
-                    int(parsed) >> shift << shift, ()
-                )
-        return found
+                first_address = int(parsed) >> shift << shift
+                networks = self._by_prefix[version, length]
+                overrides += networks.get(first_address, ())
+        return overrides
+
+    def override_texts(
+        self, address: str, policies: Sequence[Policy], identities: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Return the overrides that apply to a check, as text per policy; () for none.
+
+        `address` is that of the client, '' if it is not known.
+        """
+        overrides = self.find(address)
+        if not overrides:
+            return ()
+
+        texts = []
+        for policy, identity in zip(policies, identities, strict=True):
+            by_address = identity.startswith("ip=")
+            applying = [
+                override.text
+                for override in overrides
+                if override.policy in (policy.name, EVERY_POLICY)
+                and (by_address or override.every_client)
+            ]
+            texts.append(";".join(applying))
+        return tuple(texts) if any(texts) else ()
+
+
+def _is_for_one_policy(override: Override) -> bool:
+    return override.policy != EVERY_POLICY
 
 
 current: Networks | None = None  # None: there are none
 _digest = ""
 
 
-def override_texts(
-    networks: Networks,
-    identity: Identity,
-    policies: Sequence[Policy],
-    identities: Sequence[str],
-) -> tuple[str, ...]:
-    """Return the overrides that apply to a check, as text per policy; () for none."""
-    address = _address(identity, identities)
-    found = networks.find(address) if address else []
-    if not found:
-        return ()
-    texts = []
-    for policy, counted in zip(policies, identities, strict=True):
-        by_address = counted.startswith("ip=")
-        applying = [
-            each for each in found if each.policy in (policy.name, EVERY_POLICY)
-        ]
-        texts.append(
-            ";".join(
-                [each.text for each in applying if by_address or each.every_client]
-            )
-        )
-    return tuple(texts) if any(texts) else ()
-
-
 def override_texts_of_each(
     policies: Sequence[Policy], identities: Sequence[str]
 ) -> tuple[str, ...]:
     """As `override_texts`, where each policy counts another client."""
-    if (networks := current) is None:
+    if current is None:
         return ()
-    pairs = zip(policies, identities, strict=True)
-    texts = [
-        override_texts(networks, identity, (policy,), (identity,))
-        for policy, identity in pairs
-    ]
-    return tuple([text[0] if text else "" for text in texts]) if any(texts) else ()
+    texts: list[str] = []
+    for policy, identity in zip(policies, identities, strict=True):
+        address = address_of(identity, (identity,))
+        texts += current.override_texts(address, (policy,), (identity,)) or ("",)
+    return tuple(texts) if any(texts) else ()
 
 
-def _address(identity: Identity, identities: Iterable[str]) -> str:
+def address_of(identity: Identity, identities: Iterable[str]) -> str:
     """Return the address of a client, as far as the caller gives it."""
     if isinstance(identity, Mapping):
         return str(identity.get("ip") or "")
-    return next((decode(each)[1] for each in identities if each.startswith("ip=")), "")
+    for encoded in identities:
+        if encoded.startswith("ip="):
+            return decode(encoded)[1]
+    return ""
 
 
 def publish(overrides: Sequence[Override]) -> None:
@@ -123,26 +131,32 @@ def publish(overrides: Sequence[Override]) -> None:
 
 def differs(overrides: Sequence[Override]) -> bool:
     """Return whether Redis does not have these overrides, or has others."""
-    return _read_digest() != (_text(overrides)[:DIGEST_SIZE] if overrides else "")
+    expected = ""
+    if overrides:
+        expected = _text(overrides)[:DIGEST_SIZE]
+    return _read_digest() != expected
 
 
 def refresh() -> None:
     """Read the overrides from Redis if they have changed."""
     global current, _digest
-    digest = _read_digest()
-    if digest == _digest:
+    if _read_digest() == _digest:
         return
+
     (reply,) = backend.run_commands([("GET", KEY)])
-    text = reply.decode() if isinstance(reply, bytes) else reply or ""
+    text = _decode(reply or "")
     entries: list[Any] = json.loads(text[DIGEST_SIZE:] or "[]")
-    current = Networks(Override(*entry) for entry in entries) if entries else None
+    current = None
+    if entries:
+        current = Networks(Override(*entry) for entry in entries)
     _digest = text[:DIGEST_SIZE]
 
 
 def reset() -> None:
     """Have none, until they are read again."""
     global current, _digest
-    current, _digest = None, ""
+    current = None
+    _digest = ""
 
 
 process.on_fork(reset)
@@ -150,12 +164,17 @@ process.on_fork(reset)
 
 def _read_digest() -> str:
     (reply,) = backend.run_commands([("GETRANGE", KEY, 0, DIGEST_SIZE - 1)])
-    return reply.decode() if isinstance(reply, bytes) else str(reply)
+    return _decode(reply)
+
+
+def _decode(reply: Any) -> str:
+    if isinstance(reply, bytes):
+        return reply.decode()
+    return str(reply)
 
 
 def _text(overrides: Sequence[Override]) -> str:
-    ordered = sorted(overrides, key=lambda each: each[:4])
+    ordered = sorted(overrides, key=lambda override: override[:4])
     text = json.dumps(ordered, separators=(",", ":"))
-    return (
-        hashlib.blake2b(text.encode(), digest_size=DIGEST_SIZE // 2).hexdigest() + text
-    )
+    digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_SIZE // 2)
+    return digest.hexdigest() + text

@@ -1,9 +1,10 @@
-"""Overrides: an operator blocks an identity, exempts it, or gives it a custom limit, until a time.
+"""Overrides: block an identity, exempt it, or give it a custom limit, until a time.
 
-The script that decides reads them, so that they apply everywhere at once and cost no round trip. The database keeps
-them (models.Override); Redis has
+The script that decides reads them, so that they apply everywhere at once and cost no
+round trip. The database keeps them (models.Override); Redis has
 
-  rlaas:override:<identity>   HASH     <policy, or * for all> -> <kind>:<until, ms>:<amount>; expires with the last
+  rlaas:override:<identity>   HASH     <policy, or * for all> ->
+                                       <kind>:<until, ms>:<amount>; expires with the last
   rlaas:overrides             STRING   a marker: when it is gone, Redis was emptied
 """
 
@@ -20,19 +21,25 @@ from ..core.policy import EVERY_POLICY as EVERY_POLICY
 from ..runtime.clock import script_time
 from .refusal_cache import cached_refusals
 
-BLOCK, EXEMPT, LIMIT, FACTOR = "block", "exempt", "limit", "factor"
-MARKER, MARKER_TTL = "rlaas:overrides", 30 * 86_400
+BLOCK = "block"
+EXEMPT = "exempt"
+LIMIT = "limit"
+FACTOR = "factor"
+
+MARKER = "rlaas:overrides"
+MARKER_TTL = 30 * 86_400
 
 
 class Override(NamedTuple):
-    """What applies to an identity, or to the clients in a network, instead of a policy, or of every policy."""
+    """What applies to an identity, or to a network, instead of a policy or of all."""
 
     identity: str  # or the network
     policy: str
     kind: str
     until: int  # ms since the epoch
     amount: int | None = None  # of a limit its units, of a factor thousandths
-    every_client: bool = False  # of a network: also where a policy counts something else than addresses, such as users
+    # Of a network: also where a policy counts something else than addresses.
+    every_client: bool = False
 
     @property
     def text(self) -> str:
@@ -47,19 +54,21 @@ class HasKind(Protocol):
     def kind(self) -> str: ...
 
 
-Some = TypeVar("Some", bound=HasKind)
+SomeOverride = TypeVar("SomeOverride", bound=HasKind)
 
 
-def in_force(widest_first: Iterable[Some]) -> Some | None:
-    """Return the override that applies of those that a request matches, as the script chooses it.
+def in_force(widest_first: Iterable[SomeOverride]) -> SomeOverride | None:
+    """Return the override that applies of those that a request matches.
 
-    Each narrower one replaces the wider ones, but a custom limit never lifts a block.
+    As the script chooses it: each narrower one replaces the wider ones, but a custom
+    limit never lifts a block.
     """
-    found = None
+    applied = None
     for override in widest_first:
-        if found is None or found.kind != BLOCK or override.kind not in (LIMIT, FACTOR):
-            found = override
-    return found
+        is_blocked = applied is not None and applied.kind == BLOCK
+        if not (is_blocked and override.kind in (LIMIT, FACTOR)):
+            applied = override
+    return applied
 
 
 def publish(identity: str, overrides: Iterable[Override]) -> None:
@@ -69,27 +78,28 @@ def publish(identity: str, overrides: Iterable[Override]) -> None:
     for override in overrides:
         fields += (override.policy, override.text)
         ends = max(ends, override.until)
+
     topology = backend.topology()
     key = override_key(hash_tag=topology.clustered).key(identity)
-    backend.execute(
-        topology, script_call(OVERRIDE, (key,), (script_time(), ends, *fields))
-    )
-    cached_refusals().invalidate()
+    call = script_call(OVERRIDE, (key,), (script_time(), ends, *fields))
+    backend.execute(topology, call)
+    cached_refusals().invalidate_all()
 
 
 def differing(wanted: Mapping[str, Iterable[Override]]) -> list[str]:
-    """Return the identities for which Redis does not have these overrides, or has others."""
+    """Return the identities for which Redis has not exactly these overrides."""
     key = override_key(hash_tag=backend.topology().clustered).key
-    # HGETALL tells a lost key, a lost field and an ended override; a key has at most one field per policy.
+    # HGETALL tells a lost key, a lost field and an ended override; a key has at most
+    # one field per policy.
     replies = backend.run_commands([("HGETALL", key(identity)) for identity in wanted])
-    found = []
+
+    identities = []
     for (identity, overrides), reply in zip(wanted.items(), replies, strict=True):
         words = [word.decode() if isinstance(word, bytes) else word for word in reply]
-        if dict(zip(words[::2], words[1::2], strict=True)) != {
-            each.policy: each.text for each in overrides
-        }:
-            found.append(identity)
-    return found
+        stored = dict(zip(words[::2], words[1::2], strict=True))
+        if stored != {override.policy: override.text for override in overrides}:
+            identities.append(identity)
+    return identities
 
 
 def mark_complete() -> None:

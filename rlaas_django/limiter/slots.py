@@ -1,4 +1,7 @@
-"""A check across hash slots of a cluster: charged slot by slot, and refunded when a later slot refuses. No I/O."""
+"""A check across hash slots of a cluster. No I/O.
+
+It is charged slot by slot, and refunded when a later slot refuses.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,21 @@ from ..core.decision import Decision, Outcome
 from ..runtime import observers
 from . import fallback
 from .fallback import LocalReceipt
-from .policy_set import Check
+from .plan import Check
+from .replies import read
 
 
 class SlotCheck:
-    """A check over several hash slots. Once a slot refuses, the others are peeked, not charged."""
+    """A check over several hash slots.
+
+    Once a slot refuses, the others are peeked, not charged.
+    """
 
     def __init__(self, check: Check) -> None:
-        self.check, policy_set = check, check.policy_set
-        self.groups = policy_set.topology.group_by_slot(
-            policy_set.keys(check.identities)
-        )
+        policy_set = check.policy_set
+        self.check = check
+        keys = policy_set.keys(check.identities)
+        self.groups = policy_set.topology.group_by_slot(keys)
         self.allowed = True
         self.error: UnavailableError | None = None
         self.receipts: list[Any] = []
@@ -29,40 +36,53 @@ class SlotCheck:
         self._undecided: list[int] = []
         self._started = time.monotonic()
         self._deadline = self._started + policy_set.topology.timeout
+        if not policy_set.enabled:
+            self.groups = []
+            self._add(fallback.decide_all(check))
+
+    @property
+    def _charges(self) -> bool:
+        return self.check.charge and self.allowed
 
     def part(self, group: Sequence[int]) -> Check | None:
-        """Return the check of one slot; None when unreachable slots have used up the time of all."""
+        """Return the check of one slot.
+
+        None when unreachable slots have used up the time of all.
+        """
         if self.error is not None and time.monotonic() >= self._deadline:
             self._undecided += group
             return None
-        return self.check.part(group, charge=self.check.charge and self.allowed)
+        return self.check.part(group, charge=self._charges)
 
-    def add(self, decision: Decision) -> None:
-        """Add the decision of a slot; a later one replaces the figures."""
-        self._outcomes.update(
-            {outcome.policy.name: outcome for outcome in decision.outcomes}
-        )
+    def add_reply(self, group: Sequence[int], part: Check, reply: Any) -> None:
+        """Add the reply of a slot, or the error why there is none."""
+        if isinstance(reply, UnavailableError):
+            self.error = reply
+            self._undecided += group
+        else:
+            self._add(read(part, reply))
+
+    def refresh(self, part: Check, reply: Any) -> None:
+        """Take the figures after the refund, if there is a reply."""
+        if not isinstance(reply, UnavailableError):
+            self._add(read(part, reply))
+
+    def _add(self, decision: Decision) -> None:
+        """Add a decision; its outcomes replace earlier ones."""
+        for outcome in decision.outcomes:
+            self._outcomes[outcome.policy.name] = outcome
         self.allowed = self.allowed and decision.allowed
         self.receipts += decision.receipts
-
-    def fail(self, group: Sequence[int], error: UnavailableError) -> None:
-        """Note that a slot has no reply; its policies are decided without Redis."""
-        self.error = error
-        self._undecided += group
 
     def decide_unreached(self) -> None:
         """Decide the policies of the slots that have no reply, without Redis."""
         if self._undecided:
-            self.add(
-                fallback.decide(
-                    self.check,
-                    self._undecided,
-                    charge=self.check.charge and self.allowed,
-                )
+            self._add(
+                fallback.decide(self.check, self._undecided, charge=self._charges)
             )
 
     def peeks_after_refund(self) -> list[Check]:
-        """Return the checks, without charge, that get the figures after what was charged is refunded."""
+        """Return the checks, without charge, that get the figures after the refund."""
         charged = [
             receipt[0]
             for receipt in self.receipts
@@ -73,10 +93,10 @@ class SlotCheck:
         ]
 
     def decision(self) -> Decision:
-        ordered = tuple(
+        outcomes = tuple(
             [self._outcomes[policy.name] for policy in self.check.policy_set.policies]
         )
-        decision = Decision(self.allowed, ordered, self.receipts)
+        decision = Decision(self.allowed, outcomes, self.receipts)
         if observers.measures_latency and self.error is None:
             decision.latency = time.monotonic() - self._started
         return decision

@@ -11,10 +11,10 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from .. import conf
+from ..core.algorithms import ALGORITHMS
 from ..core.keys import key_kind
-from ..core.policy import ALGORITHMS, Policy, PolicyError
-from ..core.request_options import parse_methods
-from ..core.rules import Rule
+from ..core.policy import Policy, PolicyError
+from ..core.rules import Rule, parse_methods
 from ..operators.formatting import duration
 from ..replay.log_lines import FIELDS, LineParser, Request
 from ..replay.policies import FORM, parse_algorithm, parse_policy

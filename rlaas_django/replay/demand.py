@@ -14,24 +14,9 @@ from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ..core.policy import (
-    FIXED_WINDOW,
-    SLIDING_WINDOW,
-    SLIDING_WINDOW_COMPACT,
-    SLIDING_WINDOW_COUNTER,
-    TOKEN_BUCKET,
-)
-
 # The measures of demand, by index.
 FIXED, SLIDING, COUNTER = range(3)
-MEASURE = {
-    FIXED_WINDOW: FIXED,
-    SLIDING_WINDOW: SLIDING,
-    SLIDING_WINDOW_COMPACT: SLIDING,
-    SLIDING_WINDOW_COUNTER: COUNTER,
-    # It refuses only what a sliding window of the same limit refuses.
-    TOKEN_BUCKET: SLIDING,
-}
+MEASURE = {"fixed": FIXED, "sliding": SLIDING, "counter": COUNTER}  # of an Algorithm
 
 
 def add_to_window(times: array[int], now: int, length: int) -> int:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.policy import ALGORITHMS, TOKEN_BUCKET, Policy, PolicyError, nearest
+from ..core.algorithms import ALGORITHMS, TOKEN_BUCKET
+from ..core.policy import Policy, PolicyError, nearest
 
 FORM = 'write "100/m by ip" or "20/10s by user, token bucket, burst 40"'
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from ..core.policy import SLIDING_WINDOW_COMPACT, Rate
+from ..core.algorithms import ALGORITHMS, SLIDING_WINDOW_COMPACT
+from ..core.policy import Rate
 from .demand import MEASURE, smallest_limit
 from .running import Candidate, Replay, Run
 from .sources import Log
@@ -50,7 +51,7 @@ def _policy(candidate: Candidate, share: float) -> dict[str, Any]:
 def _run(candidate: Candidate, run: Run, share: float) -> dict[str, Any]:
     """Return what a policy refused under one algorithm."""
     algorithm = str(run.policy.algo)
-    measure = MEASURE[algorithm]
+    measure = MEASURE[ALGORITHMS[algorithm].demand]
     peaks = candidate.peaks[measure]
     peak_usage = {
         name: smallest_limit(peaks, above) for name, above in QUANTILES.items()

@@ -12,9 +12,10 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from .. import __version__, conf
 from ..backend.scripts import SCRIPTS
+from ..core.algorithms import ALGORITHMS
 from ..core.callers import Caller
 from ..core.decision import Decision, Outcome
-from ..core.policy import ALGORITHMS, Policy, Rate, nearest
+from ..core.policy import Policy, Rate, nearest
 from ..http.headers import add_headers, add_refusal_headers, whole_seconds
 from ..http.refusals import (
     PLAIN_TEXT,

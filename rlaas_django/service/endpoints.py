@@ -21,7 +21,7 @@ from ..core.keys import EncodedIdentity
 from ..http.identity import read_name
 from ..http.proxies import client_address
 from ..http.site_functions import in_thread
-from ..limiter.policy_set import Check, CompiledPolicySet
+from ..limiter import Check, PolicySet
 from ..runtime.observers import observe
 from . import receipts
 from .answers import (
@@ -245,9 +245,7 @@ def _openapi() -> Any:
     return json.loads(document.read_bytes())
 
 
-def _proxied_identity(
-    request: HttpRequest, policy_set: CompiledPolicySet
-) -> dict[Any, Any]:
+def _proxied_identity(request: HttpRequest, policy_set: PolicySet) -> dict[Any, Any]:
     """Return whom a reverse proxy names in the headers of its own request.
 
     The request's own user, address and credential are the proxy's.

@@ -22,7 +22,7 @@ from .. import conf
 from ..core.callers import Caller
 from ..core.keys import Identity
 from ..core.policy import DEFAULT, PolicyError
-from ..limiter.policy_set import Check, CompiledPolicySet, compile_policies, plan
+from ..limiter import Check, PolicySet, compile_policies, plan
 from .answers import MAX_ECHO, Json, ProblemError, unknown
 
 MAX_BODY = 1_000_000  # bytes
@@ -41,7 +41,7 @@ class Subject(NamedTuple):
     """Who is checked, under which policies, at which cost."""
 
     identity: Identity
-    policy_set: CompiledPolicySet
+    policy_set: PolicySet
     cost: int = 1
 
     def plan(self) -> Check:
@@ -85,7 +85,7 @@ def parse_subject(source: Any, caller: Caller) -> Subject:
     return Subject(identity, policy_set, cost)
 
 
-def compile_names(names: list[str], caller: Caller) -> CompiledPolicySet:
+def compile_names(names: list[str], caller: Caller) -> PolicySet:
     """Return the policies of these names, if the caller may use them."""
     known = conf.config().policies
     for name in names:

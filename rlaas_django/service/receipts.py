@@ -17,8 +17,8 @@ from .. import backend
 from ..backend import Call
 from ..core.decision import Decision
 from ..core.keys import parse_counter_key
+from ..limiter import Check
 from ..limiter.adjusting import CHARGE_SIZE, charges, is_refunded, refund_call, total
-from ..limiter.policy_set import Check
 
 MARKER_PREFIX = "rlaas:refunded:"
 MAX_LENGTH = 65_536  # of a receipt; one has up to 600 characters per policy

@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any
 
 from ..core.decision import Decision
-from ..limiter.policy_set import ReplyDecision
+from ..limiter.replies import passes_below
 from ..runtime import background
 from ..runtime.observers import Observation
 from . import recorder
@@ -28,8 +28,8 @@ def record(observation: Observation) -> None:
 def count(decision: Decision, observation: Observation | None = None) -> bool:
     """Keep what is counted of a decision; return False if an observation is needed."""
     now = time.time()
-    if isinstance(decision, ReplyDecision) and decision.passes_below(WATCH_PERCENT):
-        check = decision.check
+    if decision.reply is not None and passes_below(decision, WATCH_PERCENT):
+        check = decision.reply[0]
         _keep(recorder.uneventful, (now, check.policy_set, check.identities))
     elif observation is not None:
         _keep(recorder.pending, (now, observation))

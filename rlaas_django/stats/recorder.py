@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from .. import backend
 from ..core.decision import Outcome
-from ..limiter.policy_set import CompiledPolicySet
+from ..limiter import PolicySet
 from ..runtime import process
 from ..runtime.observers import (
     ALLOWED,
@@ -52,9 +52,7 @@ pending: deque[tuple[float, Observation]] = deque(maxlen=MAX_PENDING)
 # Nearly all are allowed and far from every limit. Of these, only what is counted is
 # kept: the policies, and whom they count. To keep the whole and to add it up later took
 # four times as long (67,000 instructions, more than the decision itself).
-uneventful: deque[tuple[float, CompiledPolicySet, tuple[str, ...]]] = deque(
-    maxlen=MAX_PENDING
-)
+uneventful: deque[tuple[float, PolicySet, tuple[str, ...]]] = deque(maxlen=MAX_PENDING)
 dropped = 0  # observations of this process that were not written
 
 
@@ -169,7 +167,7 @@ class Tally:
 
 def _count_uneventful(tallies: dict[str, Tally]) -> None:
     """Count the observations that were allowed and far from every limit."""
-    numbers: Counter[tuple[int, CompiledPolicySet]] = Counter()  # by minute
+    numbers: Counter[tuple[int, PolicySet]] = Counter()  # by minute
     for at, policy_set, identities in _taken(uneventful):
         numbers[int(at) // MINUTE, policy_set] += 1
         for policy, identity in zip(policy_set.policies, identities, strict=True):

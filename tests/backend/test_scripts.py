@@ -18,11 +18,14 @@ from pathlib import Path
 import lupa.lua51
 import pytest
 from rlaas_django.backend import scripts
-from rlaas_django.backend.scripts import ALL_ALGORITHMS, BY_ALGORITHM, FILES, OVERRIDE, RECORD, Script, for_algorithms
-from rlaas_django.core.policy import ALGORITHMS, FIXED_WINDOW, SLIDING_WINDOW, TOKEN_BUCKET
+from rlaas_django.backend.scripts import OVERRIDE, RECORD, Script, for_algorithms
+from rlaas_django.core.algorithms import ALGORITHMS, FIXED_WINDOW, SLIDING_WINDOW, TOKEN_BUCKET
 
 LUA = Path(scripts.__file__).parent.with_name("lua")
 LOCK = Path(__file__).with_name("lua_versions.json")
+FILES = {name: algorithm.lua for name, algorithm in ALGORITHMS.items()}
+BY_ALGORITHM = {name: for_algorithms([name]) for name in ALGORITHMS}
+ALL_ALGORITHMS = for_algorithms(ALGORITHMS)
 EVERY = [*BY_ALGORITHM.values(), ALL_ALGORITHMS, OVERRIDE, RECORD]
 FUNCTIONS = ("check", "charge", "refund", "reset")
 
@@ -58,7 +61,8 @@ def test_a_lua_file_that_changed_has_a_new_version():
     locked, found = json.loads(LOCK.read_text("utf-8")), lua_files()
     changed = sorted(name for name in locked | found if locked.get(name) != found.get(name))
     assert not changed, (
-        f"{', '.join(changed)} changed: bump 'Version' in the file's header and run `python -m tests.backend.test_scripts`"
+        f"{', '.join(changed)} changed: bump 'Version' in the file's header and run "
+        "`python -m tests.backend.test_scripts`"
     )
 
 

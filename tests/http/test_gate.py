@@ -175,7 +175,7 @@ async def test_a_cancelled_function_is_refunded_and_one_that_has_run_is_not(cloc
     await expensive(request)
     await cancelled(other(request), 0, MOMENTS[0])
     await assert_soon_charged({"ip": "127.0.0.1"}, site, 0, "cancelled")
-    assert request.rate_limit.policy == "expensive"
+    assert request.rate_limit.policy.name == "expensive"
     await assert_soon_charged({"ip": "127.0.0.1"}, Policy("expensive", "9/m", key="ip"), 1, "has run")
 
 

@@ -12,13 +12,14 @@ from rlaas_django import Decision, Policy, check
 from tests.support.internals import (
     ALGORITHMS,
     YEAR,
-    Check,
-    CompiledPolicySet,
     EncodedIdentity,
+    PolicySet,
     compile_policies,
     conf,
+    make_check,
     pack_words,
     passes,
+    read_reply,
     unique_id,
 )
 from tests.support.parallel import in_processes, in_threads
@@ -51,7 +52,7 @@ def test_the_command_is_what_packing_it_word_by_word_gives(number, options):
         identities, cost = policy_set.identify(name), rng.choice([0, 1, 1, 1, 7, 10**6])
         assert identities == (name,) * number
         operation = "check" if cost else "peek"
-        check = Check(policy_set, identities, cost, cost > 0)
+        check = make_check(policy_set, identities, cost, cost > 0)
         assert check.pack().packed == pack_words(words(policy_set, identities, check.unique, cost, operation))
 
 
@@ -59,15 +60,15 @@ def test_identities_that_differ_have_an_override_key_each():
     policy_set = compile_policies((Policy("u", "5/m", key="user"), Policy("i", "5/m", key="ip")))
     identities = policy_set.identify({"user": "alice", "ip": "203.0.113.9"})
     assert identities == ("alice", "ip=203.0.113.9")
-    check = Check(policy_set, identities, 1, True)
+    check = make_check(policy_set, identities, 1, True)
     assert check.pack().packed == pack_words(words(policy_set, identities, check.unique, 1, "check"))
 
 
 def test_a_part_of_a_set_has_the_counters_of_the_set():
     """Also where the set is not of RATE_LIMITER['CACHE']: the adapter of django-ratelimit has a cache of its own."""
     clustered = SimpleNamespace(clustered=True, timeout=1, group_by_slot=lambda keys: [[0], [1]])
-    whole = CompiledPolicySet(policies(2), conf.config(), clustered)
-    check = Check(whole, ("alice", "bob"), 1, True)
+    whole = PolicySet(policies(2), conf.config(), clustered)
+    check = make_check(whole, ("alice", "bob"), 1, True)
     for i in (0, 1):
         assert check.part([i], charge=True).pack().key == whole.keys(check.identities)[i]
         assert check.part([i], charge=True).policy_set is whole.part([i])
@@ -94,7 +95,7 @@ def test_the_figures_of_a_decision_are_those_of_the_strictest_outcome(number):
             passed = rng.randrange(2)
             wait = 0 if passed else rng.choice([-1, 1, 1, 2, 60_000])
             reply += (passed, rng.randrange(9), rng.randrange(3) * passed, wait, rng.randrange(60_000), 9, -1)
-        found = Check(policy_set, ("alice",) * number, 1, True).read(reply)
+        found = read_reply(make_check(policy_set, ("alice",) * number, 1, True), reply)
         expected = Decision(passes(found.outcomes), found.outcomes)
         assert [getattr(found, name) for name in FIGURES] == [getattr(expected, name) for name in FIGURES]
 
@@ -104,7 +105,7 @@ def test_an_identity_that_is_not_ascii_is_not_packed(number):
     """A length in characters would be short of one in bytes, and the rest of the key be read as a command."""
     policy_set = compile_policies(policies(number))
     with pytest.raises(UnicodeEncodeError):
-        Check(policy_set, (*["alice"] * (number - 1), "jos\u00e9"), 1, True).pack()
+        make_check(policy_set, (*["alice"] * (number - 1), "jos\u00e9"), 1, True).pack()
 
 
 @pytest.mark.parametrize("run", [in_threads, in_processes])
@@ -116,7 +117,7 @@ def test_each_request_has_an_id_of_its_own(run):
 
 
 def test_a_policy_is_not_taken_for_its_name(configure):
-    """A policy equals its name, and may be defined otherwise in the settings."""
+    """It may be defined otherwise in the settings."""
     configure(POLICIES={"p": {"rate": "3/m"}})
     for _ in range(2):
         assert check("alice", "p").limit == 3
@@ -130,4 +131,4 @@ def test_policies_made_for_each_call_fill_no_memory(configure):
 
     for n in range(compiled.MAX_COMPILED + 10):
         compile_policies(Policy(f"p{n}", "5/m"))
-    assert len(compiled.conf.config().derived.policy_sets) <= compiled.MAX_COMPILED
+    assert len(compiled.conf.config().derived.policy_sets[None]) <= compiled.MAX_COMPILED

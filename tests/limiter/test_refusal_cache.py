@@ -124,7 +124,7 @@ def test_each_identity_and_policy_has_its_own(limiter):
     use_up(limiter.check)
     assert limiter.check("bob", POLICY).allowed
     assert limiter.check("alice", other).allowed
-    assert limiter.check("alice", [POLICY, other]).policy == "p"
+    assert limiter.check("alice", [POLICY, other]).policy.name == "p"
     assert limiter.check({"user": "alice"}, POLICY).allowed is False
 
 

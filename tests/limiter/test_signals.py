@@ -63,7 +63,7 @@ def test_rate_limited_is_sent_with_request_and_decision(site, hear, clock):
     (facts,) = heard
     assert facts["request"].GET["n"] == "2"
     decision = facts["decision"]
-    assert (decision.allowed, decision.policy, decision.retry_after) == (False, "g", 60.0)
+    assert (decision.allowed, decision.policy.name, decision.retry_after) == (False, "g", 60.0)
     assert decision.outcomes[0].identity == f"ip={ADDRESS}"
 
 

@@ -128,14 +128,19 @@ def test_002_policies_side_by_side_and_the_strictest_applies(clock):
     identity = {"user": "42", "ip": "203.0.113.9", "token": "secret"}
     assert [check(identity, policies).remaining for _ in range(3)] == [2, 1, 0]
     refused = check(identity, policies)
-    assert (refused.policy, refused.limit, refused.remaining) == ("ip", 3, 0)
+    assert (refused.policy.name, refused.limit, refused.remaining) == ("ip", 3, 0)
 
 
 def test_002_an_outcome_says_which_key_was_refused_and_why(clock):
     policy = Policy("login", "1/m", key="ip")
     check("203.0.113.9", policy)
     (outcome,) = check("203.0.113.9", policy).outcomes
-    assert (outcome.policy, outcome.identity, outcome.current_count, outcome.limit) == ("login", "ip=203.0.113.9", 1, 1)
+    assert (outcome.policy.name, outcome.identity, outcome.current_count, outcome.limit) == (
+        "login",
+        "ip=203.0.113.9",
+        1,
+        1,
+    )
     assert (outcome.allowed, outcome.retry_after) == (False, 60.0)
 
 

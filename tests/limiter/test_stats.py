@@ -273,7 +273,7 @@ class TestObservers:
         for _ in range(2):
             request_to(rate_limit(*policies))
         assert [each.result for each in observed] == ["allowed", "refused"]
-        assert [(outcome.policy, result) for outcome, result in observed[1].results()] == [
+        assert [(outcome.policy.name, result) for outcome, result in observed[1].results()] == [
             ("a", "other"),
             ("b", "refused"),
         ]

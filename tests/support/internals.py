@@ -16,7 +16,6 @@ from rlaas_django.backend.commands import pack
 from rlaas_django.backend.connection import ConnectionOptions
 from rlaas_django.backend.errors import NextAttempt, next_attempt
 from rlaas_django.backend.pool import Pool
-from rlaas_django.backend.scripts import FILES as LUA_FILES
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
 from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
 from rlaas_django.checks import settings as settings_checks
@@ -24,23 +23,18 @@ from rlaas_django.checks import views as view_checks
 from rlaas_django.checks.server import check_eviction, check_rights
 from rlaas_django.checks.settings import check_proxies, check_shared_cache
 from rlaas_django.conf import POLICY_OPTIONS
-from rlaas_django.core.decision import Decision, Outcome, passes, strictest
-from rlaas_django.core.keys import ENDINGS as KEY_ENDINGS
-from rlaas_django.core.keys import EncodedIdentity, counter_key, decode, encode, parse_counter_key
-from rlaas_django.core.keys import identify as identify_with
-from rlaas_django.core.policy import (
-    ALGORITHMS,
+from rlaas_django.core.algorithms import ALGORITHMS as ALGORITHM_RECORDS
+from rlaas_django.core.algorithms import (
     FIXED_WINDOW,
-    KEY_PREFIXES,
-    KEYS,
     SLIDING_WINDOW,
     SLIDING_WINDOW_COMPACT,
     SLIDING_WINDOW_COUNTER,
     TOKEN_BUCKET,
-    YEAR,
-    Policy,
-    Rate,
 )
+from rlaas_django.core.decision import Decision, Outcome, passes, strictest
+from rlaas_django.core.keys import EncodedIdentity, counter_key, decode, encode, parse_counter_key
+from rlaas_django.core.keys import identify as identify_with
+from rlaas_django.core.policy import KEY_PREFIXES, KEYS, YEAR, Policy, Rate
 from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
 from rlaas_django.core.text import fold
 from rlaas_django.http import headers as header_module  # the one that names headers
@@ -50,14 +44,15 @@ from rlaas_django.http.proxies import client_address
 from rlaas_django.limiter import acheck_each, check_each, networks, overrides, refund_units, refusal_cache
 from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
-from rlaas_django.limiter.policy_set import Check, CompiledPolicySet, compile_policies
-from rlaas_django.limiter.policy_set import plan as check_plan
+from rlaas_django.limiter.plan import make_check
+from rlaas_django.limiter.plan import plan as check_plan
+from rlaas_django.limiter.policy_set import PolicySet, compile_policies
+from rlaas_django.limiter.replies import read as read_reply
 from rlaas_django.management import diagnosis
 from rlaas_django.management.commands.rlaas import SUBCOMMANDS
 from rlaas_django.management.commands.rlaas import Command as RlaasCommand
 from rlaas_django.management.output import Output as CommandOutput
 from rlaas_django.management.output import Styled
-from rlaas_django.replay.demand import MEASURE
 from rlaas_django.replay.log_lines import LineParser, parse_time
 from rlaas_django.replay.log_lines import Request as LogRequest
 from rlaas_django.replay.policies import parse_policy
@@ -80,11 +75,11 @@ from rlaas_django.stats.schema import SITE as SITE_STATISTICS
 
 __all__ = [
     "ALGORITHMS",
+    "ALGORITHM_RECORDS",
     "DEFAULTS",
     "FIELDS",
     "FIXED_WINDOW",
     "KEYS",
-    "KEY_ENDINGS",
     "KEY_PREFIXES",
     "POLICY_OPTIONS",
     "RULE_OPTIONS",
@@ -97,11 +92,9 @@ __all__ = [
     "TOKEN_BUCKET",
     "TOPOLOGY_THREAD",
     "YEAR",
-    "Check",
     "CircuitBreaker",
     "ClusterTopology",
     "CommandOutput",
-    "CompiledPolicySet",
     "ConnectionOptions",
     "Decision",
     "EncodedIdentity",
@@ -114,6 +107,7 @@ __all__ = [
     "NextAttempt",
     "Outcome",
     "Policy",
+    "PolicySet",
     "Pool",
     "Rate",
     "Refresher",
@@ -123,7 +117,6 @@ __all__ = [
     "Styled",
     "UnavailableError",
     "acheck_each",
-    "algorithm_tables",
     "breaker_module",
     "cached_refusals",
     "check_each",
@@ -156,6 +149,7 @@ __all__ = [
     "local_limiter",
     "local_module",
     "log",
+    "make_check",
     "networks",
     "next_attempt",
     "observers",
@@ -169,6 +163,7 @@ __all__ = [
     "pool_module",
     "read_minutes",
     "read_refusals",
+    "read_reply",
     "receipts",
     "recorder",
     "redis_client",
@@ -190,6 +185,7 @@ __all__ = [
     "whole_seconds",
 ]
 
+ALGORITHMS = tuple(ALGORITHM_RECORDS)
 DEFAULTS = conf.DEFAULTS
 exempt_views = registry.exempt_views
 escape_for_log = log.escaped
@@ -252,18 +248,6 @@ def restore_limits(before: tuple[set, set, dict]) -> None:
 def forget_limits() -> None:
     registry.sources.clear()
     registry.adapter_policies.clear()
-
-
-def algorithm_tables() -> dict:
-    """Return what has an entry per algorithm, by name."""
-    from rlaas_django.admin.policy_pages import ALGORITHM_NAMES  # needs the apps
-
-    return {
-        "ENDINGS": KEY_ENDINGS,
-        "FILES": LUA_FILES,
-        "MEASURE": MEASURE,
-        "ALGORITHM_NAMES": ALGORITHM_NAMES,
-    }
 
 
 def identify(identity, policy: Policy) -> str:

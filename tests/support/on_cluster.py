@@ -1,4 +1,4 @@
-"""Runs the tests of the core on a Redis Cluster: `python -m tests.support.on_cluster`, with pytest's arguments if need be.
+"""Runs the tests of the core on a Redis Cluster: `python -m tests.support.on_cluster`, with arguments of pytest.
 
 A plugin of pytest: it starts a cluster, puts the cache on it, and shows tests that look into Redis the keys without
 their hash tags, as they are on a single server.

@@ -8,11 +8,13 @@ framework: a user of its own is not known there, and the address is counted.
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.contrib.auth.models import User
+from django.contrib.auth.signals import user_login_failed
 from django.http import HttpResponse
 from django.test import Client
 from django.utils.decorators import method_decorator
@@ -23,7 +25,7 @@ from rest_framework.permissions import IsAuthenticated
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
 from rest_framework.viewsets import ViewSet
-from rlaas_django import Policy, peek, rate_limit
+from rlaas_django import Policy, login_failed, peek, rate_limit
 from rlaas_django.integrations.drf import PolicyThrottle, UserRateThrottle
 from rlaas_django.signals import rate_limited
 
@@ -735,6 +737,41 @@ def test_inside_every_exception_is_an_error(site, client, form, key, where, coun
     assert len(identities(client)) == count
 
 
+@on_class
+@every_key
+def test_on_a_class_a_view_that_returns_no_response_is_an_error(site, form, key, observations):
+    nothing = {"get": lambda self, request: None, "list": lambda self, request: None}
+    site.serve(form(limit(key, charge_on_error=False), **nothing))
+    assert statuses(site, RIGHT) == [500]
+    assert charged(Policy("own", "2/m", key=key), user=RIGHT) == 0
+    assert results(observations) == ["allowed"]
+
+
+LOG_INS = ("/", "/?wrong", "/", "/?wrong", "/")  # the fifth is refused, after two wrong passwords
+
+
+@on_class
+@every_key
+def test_on_a_class_charge_when_knows_of_failed_log_ins(site, form, key):
+    def log_in(self, request):
+        if "wrong" in request.GET:
+            user_login_failed.send(sender=None, credentials={}, request=request)
+        return Response({})
+
+    site.serve(form(limit(key, charge_when=login_failed), get=log_in, list=log_in))
+    assert [get(site, RIGHT, where).status_code for where in LOG_INS] == [200, 200, 200, 200, 429]
+
+
+@every_key
+def test_limits_on_a_class_and_on_its_method_know_of_each_other(site, key, observations):
+    inner = rate_limit("1/m", key=key, group="inner")
+    site.serve(limit(key)(api_class(get=inner(handler))).as_view())
+    assert statuses(site, RIGHT, RIGHT) == [200, 429]
+    assert charged(Policy("own", "2/m", key=key), user=RIGHT) == 1
+    assert get(site, RIGHT).headers["RateLimit"] == '"own";r=1;t=60, "inner";r=0;t=60'
+    assert results(observations) == ["allowed", "refused", "refused"]
+
+
 # With the middleware, and with throttles
 
 
@@ -962,6 +999,22 @@ async def aget(site, user, where="/"):
 
 
 @every_key
+async def test_charge_when_of_an_async_class_knows_of_failed_log_ins(async_site, key):
+    async def log_in(self, request):
+        if "wrong" in request.GET:
+            await user_login_failed.asend(sender=None, credentials={}, request=request)
+        return Response({})
+
+    async_site.serve(limit(key, charge_when=login_failed)(async_class(get=log_in)).as_view())
+    own = Policy("own", "2/m", key=key)
+    responses = []
+    for where, units in zip(LOG_INS, (0, 1, 1, 2, 2), strict=True):
+        responses.append(await aget(async_site, RIGHT, where))
+        await assert_soon_charged({"ip": "203.0.113.9", "user": RIGHT}, own, units, "after the response")
+    assert [response.status_code for response in responses] == [200, 200, 200, 200, 429]
+
+
+@every_key
 @pytest.mark.parametrize(("where", "units"), [("/", 1), ("/?missing", 1), ("/?raises", 0)])
 async def test_charge_on_error_of_an_async_class(async_site, key, where, units):
     async_site.serve(limit(key, charge_on_error=False)(async_class()).as_view())
@@ -982,6 +1035,17 @@ async def test_what_charge_when_does_not_count_of_an_async_class_is_refunded(asy
 async def test_what_charge_when_does_not_count_of_an_async_class_shows_in_the_headers(async_site, key):
     async_site.serve(limit(key, charge_when=lambda response: False)(async_class()).as_view())
     assert remaining(await aget(async_site, RIGHT)) == "2"
+
+
+@pytest.mark.xfail(strict=False, reason="nothing leaves the limits of a class whose view is cancelled")
+async def test_a_cancelled_request_of_an_async_class_is_observed(async_site, observations):
+    async def hang_up(self, request):
+        raise asyncio.CancelledError
+
+    async_site.serve(limit("ip")(async_class(get=hang_up)).as_view())
+    with pytest.raises(asyncio.CancelledError):
+        await aget(async_site, RIGHT)
+    assert results(observations) == ["allowed"]
 
 
 @every_key

@@ -162,7 +162,7 @@ def encode_name(kind: str, name: object, encoding: Encoding) -> str:
     if kind == "user":
         return encode_user(text)
     if kind == "ip" and len(text) <= MAX_LENGTH:  # no address is longer
-        return _encode_address(text, encoding.ipv6_prefix)
+        return encode_address(text, encoding.ipv6_prefix)
     if kind in ("token", "header"):  # a credential, or likely one
         text = credential_digest(text, encoding.secret())
     return f"{kind}={encode(text)}"
@@ -198,7 +198,7 @@ def encode_network(text: str, encoding: Encoding) -> str:
     if network.version == 6:
         counted_length = encoding.ipv6_prefix
     if network.prefixlen == counted_length:
-        return _encode_address(str(network.network_address), encoding.ipv6_prefix)
+        return encode_address(str(network.network_address), encoding.ipv6_prefix)
     return f"{NETWORK}={encode(str(network))}"
 
 
@@ -252,7 +252,8 @@ def encode_user(name: str) -> str:
 
 
 @lru_cache(maxsize=4096)  # given short text only, so that the cache stays small
-def _encode_address(text: str, ipv6_prefix: int) -> str:
+def encode_address(text: str, ipv6_prefix: int) -> str:
+    """Return the encoded identity of an address."""
     return f"ip={encode(counted_address(text, ipv6_prefix))}"
 
 

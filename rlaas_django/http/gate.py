@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Container
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from django.http import HttpRequest
@@ -17,51 +18,37 @@ from django.http.response import HttpResponseBase
 
 from .. import conf, limiter, signals
 from ..backend import UnavailableError
-from ..core.decision import Decision, combine, strictest
-from ..core.policy import DEFAULT, Policy
-from ..limiter import Check, PolicySet, compile_policies, networks
+from ..core.decision import Decision, Outcome, combine, strictest
+from ..core.policy import DEFAULT
+from ..limiter import Check, compile_policies, networks
 from ..runtime import log
 from . import login
 from .headers import add_headers
-from .identity import identify_all, load_user
+from .identity import identify, load_user
 from .limits import CompiledLimits, Limits, compile_limits, with_fixed_rates
 from .proxies import client_address
 from .refusals import arespond, respond, suppress_log
-from .request_state import STATE, Charge, RequestState, exceeds_limit, state_of
+from .request_state import STATE, Charge, RequestState, state_of
 from .site_functions import call_cost, in_thread, is_charged
 
 View = Callable[..., Any]
 
 
+@dataclass(slots=True, eq=False)
 class Gate:
     """One request before one set of limits; what sync and async have in common."""
 
-    __slots__ = (
-        "attempt",
-        "check",
-        "compiled",
-        "decision",
-        "exceeded",
-        "limits",
-        "log_suppressed",
-        "names",
-        "outer_charges",
-        "request",
-        "state",
-    )
-
-    def __init__(self, limits: Limits, request: Any, compiled: CompiledLimits) -> None:
-        self.limits = limits
-        self.compiled = compiled
-        self.request = request
-        self.state: RequestState = state_of(request)
-        self.check: Check | None = None  # None where there is nothing left to check
-        self.names: tuple[str, ...] = ()  # of policies that others may have checked
-        self.decision: Decision | None = None  # what these limits checked
-        self.exceeded = False
-        self.log_suppressed = False
-        self.attempt: login.Attempt | None = None  # to log in, for `charge_when`
-        self.outer_charges = len(self.state.charges)
+    limits: Limits
+    compiled: CompiledLimits
+    request: Any
+    state: RequestState
+    outer_charges: int  # of limits around these
+    check: Check | None = None  # None where there is nothing left to check
+    names: tuple[str, ...] = ()  # of policies that other limits may have checked
+    decision: Decision | None = None  # what these limits checked
+    exceeded: bool = False
+    log_suppressed: bool = False
+    attempt: login.Attempt | None = None  # to log in, for `charge_when`
 
 
 def enter(
@@ -100,12 +87,16 @@ async def aenter(
 
 def begin(limits: Limits, request: Any) -> Gate:
     """Plan what these limits check for a request."""
-    gate = Gate(limits, request, compile_limits(limits))
-    state = gate.state
-    if limits.policies and conf.config().enabled and _applies(limits, request):
-        gate.check = plan_check(gate.compiled, request, state.outcomes)
+    config = conf.config()
+    compiled = config.derived.limits.get(limits) or compile_limits(limits)
+    state = state_of(request)
+    gate = Gate(limits, compiled, request, state, len(state.charges))
+
+    applies = limits.methods is None or request.method in limits.methods
+    if applies and compiled.policies and config.enabled:
+        gate.check = plan_check(compiled, request, state.outcomes)
         if state.outcomes:
-            gate.names = gate.compiled.names
+            gate.names = compiled.names
     state.depth += 1
     state.view_reached = False
     return gate
@@ -119,10 +110,6 @@ async def _abegin(limits: Limits, request: Any) -> Gate:
     if compiled.calls_site_functions:
         return await in_thread(begin)(limits, request)  # type: ignore[no-any-return]
     return begin(limits, request)
-
-
-def _applies(limits: Limits, request: HttpRequest) -> bool:
-    return limits.methods is None or request.method in limits.methods
 
 
 def plan_check(
@@ -139,25 +126,18 @@ def plan_check(
     policy_set = compiled.policy_set
     if policy_set is None or len(unchecked) < len(policies):
         policy_set = compile_policies(unchecked)
-    return limiter.plan_encoded(
-        policy_set,
-        identify_all(request, unchecked),
-        _cost(compiled, request, policy_set),
-        _address_for_overrides(request),
-    )
+    identities = {policy.key: "" for policy in unchecked}
+    for key in identities:
+        identities[key] = identify(request, key)
 
-
-def _cost(compiled: CompiledLimits, request: HttpRequest, policy_set: PolicySet) -> int:
-    if callable(compiled.cost):
-        return call_cost(compiled.cost, request, policy_set)
-    return compiled.cost
-
-
-def _address_for_overrides(request: HttpRequest) -> str:
-    """Return the client's address where there are overrides of networks."""
-    if networks.current is None:
-        return ""
-    return client_address(request)
+    cost = compiled.cost
+    if callable(cost):
+        cost = call_cost(cost, request, policy_set)
+    address = ""
+    if networks.current is not None:
+        address = client_address(request)
+    encoded = tuple([identities[policy.key] for policy in unchecked])
+    return limiter.plan_encoded(policy_set, encoded, cost, address)
 
 
 def check(gate: Gate) -> Decision | None:
@@ -192,14 +172,16 @@ def decide(gate: Gate, decision: Decision | None) -> Decision | None:
     """
     state = gate.state
     if decision is not None:
-        _keep(gate, decision)
+        gate.decision = decision
+        refusing = state.add(decision, gate.check.cost)  # type: ignore[union-attr]
+        if refusing:
+            _note_exceeded(gate, refusing)
     elif state.decision is None:
         state.request.rate_limit = limiter.unlimited()
 
-    if gate.names:  # other limits may have checked some of the policies
-        decision = combine(
-            state.outcomes[name] for name in gate.names if name in state.outcomes
-        )
+    if gate.names:
+        checked = [name for name in gate.names if name in state.outcomes]
+        decision = combine(state.outcomes[name] for name in checked)
     if gate.compiled.charge_when is not None:
         gate.attempt = login.watch()
 
@@ -209,13 +191,9 @@ def decide(gate: Gate, decision: Decision | None) -> Decision | None:
     return decision
 
 
-def _keep(gate: Gate, decision: Decision) -> None:
-    """Keep a decision on the request, and log it where it exceeds a limit."""
-    check: Any = gate.check
-    gate.decision = decision
-    gate.state.add(decision, check.cost)
-
-    exceeding = [outcome for outcome in decision.outcomes if exceeds_limit(outcome)]
+def _note_exceeded(gate: Gate, refusing: list[Outcome]) -> None:
+    """Log that limits are exceeded, which they are not where a policy fails closed."""
+    exceeding = [outcome for outcome in refusing if not outcome.failed_closed]
     if exceeding:
         gate.exceeded = True
         gate.log_suppressed = log.refusal(
@@ -227,25 +205,28 @@ def _keep(gate: Gate, decision: Decision) -> None:
 
 
 def finish(gate: Gate, response: Any) -> Any:
-    """Add the headers to a response; refund it if `charge_when` does not count it."""
-    if isinstance(response, HttpResponseBase):  # otherwise Django tells the author
+    """Add the headers to a response; refund it if `charge_when` does not count it.
+
+    The outermost limits add the headers, which have the figures of all.
+    """
+    if not isinstance(response, HttpResponseBase):  # Django tells the view's author
+        return response
+    if gate.compiled.charge_when is not None:
         refund(gate, uncounted_charges(gate, response))
-        _add_headers(gate, response)
+    if gate.state.depth == 1:
+        add_headers(response.headers, gate.state.decision)
     return response
 
 
 async def _afinish(gate: Gate, response: Any) -> Any:
     """As `finish`, natively async."""
-    if isinstance(response, HttpResponseBase):
+    if not isinstance(response, HttpResponseBase):
+        return response
+    if gate.compiled.charge_when is not None:
         await _arefund(gate, uncounted_charges(gate, response))
-        _add_headers(gate, response)
-    return response
-
-
-def _add_headers(gate: Gate, response: HttpResponseBase) -> None:
-    """Add the figures of all limits to a response, once, by the outermost limits."""
     if gate.state.depth == 1:
         add_headers(response.headers, gate.state.decision)
+    return response
 
 
 def _refuse(gate: Gate, refusal: Decision) -> HttpResponseBase:
@@ -264,7 +245,8 @@ async def _arefuse(gate: Gate, refusal: Decision) -> HttpResponseBase:
 
 def _complete(gate: Gate, response: HttpResponseBase) -> HttpResponseBase:
     """Add the headers; keep Django from logging what our log suppressed."""
-    _add_headers(gate, response)
+    if gate.state.depth == 1:
+        add_headers(response.headers, gate.state.decision)
     if gate.log_suppressed and gate.compiled.response is None:
         suppress_log(gate.request, response)
     return response
@@ -349,12 +331,7 @@ def peek(request: HttpRequest, *names: str) -> Decision | None:
     if state is not None and state.outcomes.keys() >= set(names):
         return combine(state.outcomes[name] for name in names)
 
-    named: tuple[Policy, ...] = tuple(map(conf.config().policy, names))
-    policies = with_fixed_rates(named, request)
-    if not policies:
+    check = plan_check(compile_limits(Limits(names)), request, checked=())
+    if check is None:
         return None
-    return limiter.peek_encoded(
-        compile_policies(policies),
-        identify_all(request, policies),
-        _address_for_overrides(request),
-    )
+    return limiter.peek_planned(check)

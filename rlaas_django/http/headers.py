@@ -13,7 +13,6 @@ from django.http.response import HttpResponseBase, ResponseHeaders
 
 from .. import conf
 from ..core.decision import Decision, Outcome, strictest
-from ..core.policy import Rate
 
 Headers = ResponseHeaders | dict[str, str]
 GetResponse = Callable[[HttpRequest], Any]
@@ -30,17 +29,34 @@ def add_headers(headers: Headers, decision: Decision | None) -> None:
     """Add the figures of every enforced policy; those that are there are replaced."""
     if decision is None:
         return
-    outcomes = [outcome for outcome in decision.outcomes if _has_figures(outcome)]
-    if not outcomes:
+    counted: dict[str, Outcome] = {}  # by label
+    for outcome in decision.outcomes:
+        policy = outcome.policy
+        is_counted = not outcome.degraded or policy.on_failure == "local"
+        if is_counted and not policy.shadow:
+            label = policy.label
+            if label in counted:  # of a rule, and of the view
+                label = f"{label}-{len(counted) + 1}"
+            counted[label] = outcome
+    if not counted:
         return
 
     families = conf.config().headers
     if "RateLimit" in families:
-        labels = _labels(outcomes)
-        headers[RATE_LIMIT_POLICY] = ", ".join(map(_policy_item, labels, outcomes))
-        headers[RATE_LIMIT] = ", ".join(map(_usage_item, labels, outcomes))
+        # Structured fields (RFC 9651). No label has a character to be escaped.
+        quotas = []
+        usage = []
+        for label, outcome in counted.items():
+            policy = outcome.policy
+            quotas.append(_quota(label, outcome.limit, policy.rate, policy.burst))
+            reset = math.ceil(outcome.reset_after)
+            usage.append(f'"{label}";r={outcome.remaining};t={reset}')
+        headers[RATE_LIMIT_POLICY] = ", ".join(quotas)
+        headers[RATE_LIMIT] = ", ".join(usage)
     if "X-RateLimit" in families:
-        tightest = strictest(outcomes)
+        tightest = outcome
+        if len(counted) > 1:
+            tightest = strictest(counted.values())
         headers[X_LIMIT] = str(tightest.limit)
         headers[X_REMAINING] = str(tightest.remaining)
         headers[X_RESET] = str(math.ceil(tightest.reset_after))
@@ -90,35 +106,8 @@ def whole_seconds(wait: float) -> int:
     return max(1, math.ceil(wait))
 
 
-def _has_figures(outcome: Outcome) -> bool:
-    """Return whether a policy is enforced, and counted somewhere."""
-    if outcome.policy.shadow:
-        return False
-    return not outcome.degraded or outcome.policy.on_failure == "local"
-
-
-def _labels(outcomes: list[Outcome]) -> list[str]:
-    """Return the policies' labels, numbered where a rule and a view have the same."""
-    labels: list[str] = []
-    for outcome in outcomes:
-        label = outcome.policy.label
-        if label in labels:
-            label = f"{label}-{len(labels) + 1}"
-        labels.append(label)
-    return labels
-
-
-# Structured fields (RFC 9651). A label has no character that its quotes would have to
-# escape.
-
-
-def _policy_item(label: str, outcome: Outcome) -> str:
-    policy = outcome.policy
-    return _quota(label, outcome.limit, policy.fixed_rate, policy.burst)
-
-
 @lru_cache(maxsize=1024)
-def _quota(label: str, limit: int, rate: Rate, burst: int | None) -> str:
+def _quota(label: str, limit: int, rate: Any, burst: int | None) -> str:
     """Return the quota and the seconds in which it is refilled.
 
     Those of a bucket are the time to fill it, so that q / w is its rate.
@@ -127,8 +116,3 @@ def _quota(label: str, limit: int, rate: Rate, burst: int | None) -> str:
     if limit == burst:
         window = math.ceil(rate.window * limit / rate.limit)
     return f'"{label}";q={limit};w={window}'
-
-
-def _usage_item(label: str, outcome: Outcome) -> str:
-    reset = math.ceil(outcome.reset_after)
-    return f'"{label}";r={outcome.remaining};t={reset}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
@@ -14,8 +14,15 @@ from django.http import HttpRequest, RawPostDataException, UnreadablePostError
 from django.utils.functional import SimpleLazyObject
 
 from .. import conf
-from ..core.keys import GLOBAL, Name, credential_digest, encode_name, key_kind
-from ..core.policy import KeyFunction, Policy
+from ..core.keys import (
+    GLOBAL,
+    Name,
+    credential_digest,
+    encode_address,
+    encode_name,
+    key_kind,
+)
+from ..core.policy import KeyFunction
 from ..core.text import fold
 from .proxies import client_address
 from .site_functions import call_key, in_thread
@@ -24,15 +31,6 @@ BY_USER = ("user", "user_or_ip")
 
 # RFC 9110: what a credential is written in.
 _token68 = re.compile(r"([A-Za-z0-9._~+/-]+)=*").fullmatch
-
-
-def identify_all(request: HttpRequest, policies: Iterable[Policy]) -> tuple[str, ...]:
-    """Return the encoded identity that each policy counts."""
-    identities: dict[str | KeyFunction, str] = {}
-    for policy in policies:
-        if policy.key not in identities:
-            identities[policy.key] = identify(request, policy.key)
-    return tuple([identities[policy.key] for policy in policies])
 
 
 def identify(request: HttpRequest, key: str | KeyFunction) -> str:
@@ -46,14 +44,13 @@ def identify(request: HttpRequest, key: str | KeyFunction) -> str:
         return GLOBAL
 
     encoding = conf.config().encoding
-    if kind == "user_or_ip":
-        kind = "user"
     if kind != "ip":
+        if kind == "user_or_ip":
+            kind = "user"
         name = read_name(request, key)
         if name not in (None, ""):
             return encode_name(kind, name, encoding)
-
-    return encode_name("ip", client_address(request), encoding)
+    return encode_address(client_address(request), encoding.ipv6_prefix)
 
 
 async def load_user(request: Any) -> None:

@@ -60,7 +60,9 @@ class CompiledLimits(NamedTuple):
 def compile_limits(limits: Limits) -> CompiledLimits:
     """Return limits under the settings in force, compiled at their first use."""
     compiled: dict[Limits, CompiledLimits] = conf.config().derived.limits
-    return compiled.get(limits) or compiled.setdefault(limits, _compile(limits))
+    if limits not in compiled:
+        compiled[limits] = _compile(limits)
+    return compiled[limits]
 
 
 def _compile(limits: Limits) -> CompiledLimits:

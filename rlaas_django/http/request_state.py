@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-
-from django.http import HttpRequest
 
 from .. import limiter
 from ..core.decision import Decision, Outcome, combine
@@ -22,46 +21,35 @@ class Charge(NamedTuple):
     cost: int
 
 
+@dataclass(slots=True, eq=False)
 class RequestState:
     """What was decided about a request so far."""
 
-    __slots__ = (
-        "charges",
-        "checked",
-        "decision",
-        "depth",
-        "outcomes",
-        "refusal",
-        "request",
-        "view_reached",
-    )
+    request: Any  # the first that has it; a framework may wrap it
+    checked: list[Decision] = field(default_factory=list)  # not observed yet
+    charges: list[Charge] = field(default_factory=list)  # refunded if limits refuse
+    outcomes: dict[str, Outcome] = field(default_factory=dict)  # by policy
+    decision: Decision | None = None  # of all policies
+    refusal: Decision | None = None  # of the limits that refused the request
+    depth: int = 0  # how many limits, one inside the other, it is within
+    view_reached: bool = False
 
-    def __init__(self, request: HttpRequest) -> None:
-        self.request: Any = request  # the first that has it; a framework may wrap it
-        self.checked: list[Decision] = []  # not observed yet
-        self.charges: list[Charge] = []  # refunded if an inner limit refuses
-        self.outcomes: dict[str, Outcome] = {}  # by policy
-        self.decision: Decision | None = None  # of all policies
-        self.refusal: Decision | None = None  # of the limits that refused the request
-        self.depth = 0  # how many limits, one inside the other, it is within
-        self.view_reached = False
-        setattr(request, STATE, self)
+    def add(self, decision: Decision, cost: int) -> list[Outcome]:
+        """Keep what was decided, for views as `request.rate_limit`.
 
-    def add(self, decision: Decision, cost: int) -> None:
-        """Keep what was decided, and let views read it as `request.rate_limit`."""
-        for outcome in decision.outcomes:
+        Return the outcomes that refuse, or would.
+        """
+        outcomes = decision.outcomes
+        for outcome in outcomes:
             self.outcomes[outcome.policy.name] = outcome
         self.checked.append(decision)
         self.charges.append(Charge(decision, cost))
 
-        if self.decision is None:
-            self.annotate(decision)
-        else:
-            self.annotate(combine(self.outcomes.values()))
-
-    def annotate(self, decision: Decision | None) -> None:
+        if self.decision is not None:
+            decision = combine(self.outcomes.values())  # type: ignore[assignment]
         self.decision = decision
         self.request.rate_limit = decision
+        return [outcome for outcome in outcomes if not outcome.allowed]
 
     def note_refund(self, charge: Charge) -> None:
         """Update the figures that a client sees."""
@@ -70,7 +58,8 @@ class RequestState:
                 remaining = min(outcome.limit, outcome.remaining + charge.cost)
                 refunded = outcome._replace(remaining=remaining)
                 self.outcomes[outcome.policy.name] = refunded
-        self.annotate(combine(self.outcomes.values()))
+        self.decision = combine(self.outcomes.values())
+        self.request.rate_limit = self.decision
 
     def refund_cancelled(self) -> None:
         """Refund what a cancelled request was charged, unless its view has begun."""
@@ -125,7 +114,11 @@ class RequestState:
 
 def state_of(request: Any) -> RequestState:
     """Return the state of a request, which begins here if it has none yet."""
-    return getattr(request, STATE, None) or RequestState(request)
+    state: RequestState | None = getattr(request, STATE, None)
+    if state is None:
+        state = RequestState(request)
+        setattr(request, STATE, state)
+    return state
 
 
 def decision_about(request: Any) -> Decision | None:

@@ -13,7 +13,7 @@ from .checking import (
     decide_by_redis,
     peek,
     peek_each,
-    peek_encoded,
+    peek_planned,
     reset,
     unlimited,
 )
@@ -36,7 +36,7 @@ __all__ = [
     "decide_by_redis",
     "peek",
     "peek_each",
-    "peek_encoded",
+    "peek_planned",
     "plan",
     "plan_encoded",
     "refund",

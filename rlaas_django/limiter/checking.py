@@ -23,7 +23,7 @@ from ..runtime.clock import script_time
 from ..runtime.observers import CODE
 from . import fallback, networks
 from .adjusting import arefund_all, refund_all, refund_later, refundable_call
-from .plan import Check, make_check, plan, plan_encoded
+from .plan import Check, make_check, plan
 from .policy_set import PolicySet, compile_policies
 from .replies import read
 from .slots import SlotCheck
@@ -213,11 +213,9 @@ async def apeek(
     return await _adecide_by_slots(plan(identity, policy, cost, charge=False))
 
 
-def peek_encoded(
-    policy_set: PolicySet, identities: tuple[str, ...], address: str = ""
-) -> Decision:
-    """As `peek`, of encoded identities, one per policy."""
-    planned = plan_encoded(policy_set, identities, 1, address, charge=False)
+def peek_planned(planned: Check) -> Decision:
+    """As `peek`, of a check that is planned."""
+    planned.charge = False
     return _decide_by_slots(planned)
 
 

@@ -48,10 +48,9 @@ class State:
         """
         self.start_lock = threading.Lock()
         self.round_lock = threading.Lock()
-        # Compared on each request: a server in C may fork without Python's hooks.
-        self.pid: int | None = None
+        self.pid: int | None = None  # a server in C may fork without Python's hooks
         self.thread: threading.Thread | None = None
-        self.last_round = 0.0
+        self.wake_at = 0.0  # by `time.monotonic`: when a request should call `wake`
 
 
 jobs: dict[Job, tuple[str, ...]] = {}  # with the moments when they also run
@@ -65,10 +64,13 @@ def register(job: Job, *moments: str) -> None:
 
 
 def wake() -> None:
-    """Start the thread if this process has none; stand in for it if it has stalled."""
+    """Start the thread, or stand in for one that has stalled.
+
+    To be called by requests once `state.wake_at` is over.
+    """
     if state.pid != os.getpid():
         _start()
-    elif time.monotonic() - state.last_round > STALLED_AFTER and not _in_event_loop():
+    elif not _in_event_loop():
         _run_round(_jobs_for(WHEN_STALLED))
 
 
@@ -90,7 +92,7 @@ def _run_round(jobs: Sequence[Job], wait: float = 0) -> None:
         for job in jobs:
             _run_job(job)
     finally:
-        state.last_round = time.monotonic()
+        state.wake_at = time.monotonic() + STALLED_AFTER
         lock.release()
 
 
@@ -120,7 +122,7 @@ def _start() -> None:
             return
 
         state.pid = os.getpid()
-        state.last_round = time.monotonic()
+        state.wake_at = time.monotonic() + STALLED_AFTER
         # As late as possible: what is registered last runs first, before any teardown.
         atexit.unregister(_run_last_jobs)
         atexit.register(_run_last_jobs)

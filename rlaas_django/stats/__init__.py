@@ -28,18 +28,18 @@ def record(observation: Observation) -> None:
 def count(decision: Decision, observation: Observation | None = None) -> bool:
     """Keep what is counted of a decision; return False if an observation is needed."""
     now = time.time()
+    queue: deque[Any] = recorder.pending
+    entry: Any = (now, observation)
     if decision.reply is not None and passes_below(decision, WATCH_PERCENT):
         check = decision.reply[0]
-        _keep(recorder.uneventful, (now, check.policy_set, check.identities))
-    elif observation is not None:
-        _keep(recorder.pending, (now, observation))
-    else:
+        queue = recorder.uneventful
+        entry = (now, check.policy_set, check.identities)
+    elif observation is None:
         return False
-    return True
 
-
-def _keep(queue: deque[Any], entry: tuple[Any, ...]) -> None:
     if len(queue) == queue.maxlen:
         recorder.dropped += 1
     queue.append(entry)
-    background.wake()
+    if time.monotonic() > background.state.wake_at:
+        background.wake()
+    return True

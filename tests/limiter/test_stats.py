@@ -521,7 +521,7 @@ class TestStalledThread:
 
     def test_a_request_does_not_query_the_database(self, monkeypatch):
         monkeypatch.setattr("rlaas_django.models.Override.restore", lambda: pytest.fail("restored"))
-        monkeypatch.setattr(background.state, "last_round", time.monotonic() - 60)
+        monkeypatch.setattr(background.state, "wake_at", time.monotonic() - 60)
         send(Policy("p", "100/m", key="ip"))
         assert last_minutes("p").allowed == 2
 
@@ -529,6 +529,6 @@ class TestStalledThread:
         rounds = []
         monkeypatch.setattr(background, "jobs", {})
         background.register(lambda: rounds.append("in the event loop"), background.WHEN_STALLED)
-        monkeypatch.setattr(background.state, "last_round", time.monotonic() - 60)
+        monkeypatch.setattr(background.state, "wake_at", time.monotonic() - 60)
         background.wake()
         assert not rounds

@@ -210,7 +210,7 @@ def wrap_client(client):
 
 def have_no_background_thread() -> None:
     """Have no thread write statistics, until the next reset: tests count the commands and connections of decisions."""
-    background.state.pid, background.state.last_round = os.getpid(), math.inf
+    background.state.pid, background.state.wake_at = os.getpid(), math.inf
 
 
 def paused_background() -> threading.Lock:

@@ -15,7 +15,7 @@ from ..core.algorithms import FIXED_WINDOW
 from ..core.keys import decode, identify, key_kind
 from ..core.policy import Policy
 from ..limiter import PolicySet
-from ..limiter.plan import UNIQUE_BYTES, make_check, pack_command
+from ..limiter.plan import UNIQUE_BYTES, pack_command, plan_encoded
 from ..limiter.replies import ALLOWED, RETRY_AFTER, ROW
 from ..runtime.clock import frozen_clock
 from .log_lines import Request
@@ -178,7 +178,7 @@ class Candidate:
             "1" * length,
         )
         with frozen_clock(int(now)):
-            check = make_check(self._set, (identity,) * len(self.runs), 1, True)
+            check = plan_encoded(self._set, (identity,) * len(self.runs), 1)
             check.unique = unique
             packed = pack_command(check)
         before, after = packed.decode().split(unique)

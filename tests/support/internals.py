@@ -42,7 +42,7 @@ from rlaas_django.http.responses import whole_seconds
 from rlaas_django.limiter import acheck_each, check_each, networks, overrides, refund_units, refusal_cache
 from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
-from rlaas_django.limiter.plan import make_check
+from rlaas_django.limiter.plan import plan_encoded
 from rlaas_django.limiter.plan import plan as check_plan
 from rlaas_django.limiter.policy_set import PolicySet, compile_policies
 from rlaas_django.limiter.replies import read as read_reply
@@ -148,7 +148,6 @@ __all__ = [
     "local_limiter",
     "local_module",
     "log",
-    "make_check",
     "networks",
     "next_attempt",
     "observers",
@@ -159,6 +158,7 @@ __all__ = [
     "parse_time",
     "passes",
     "paused_background",
+    "plan_encoded",
     "pool_module",
     "predict_memory",
     "read_minutes",

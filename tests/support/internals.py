@@ -28,6 +28,7 @@ from rlaas_django.core.algorithms import (
     SLIDING_WINDOW_COMPACT,
     SLIDING_WINDOW_COUNTER,
     TOKEN_BUCKET,
+    Algorithm,
 )
 from rlaas_django.core.decision import Decision, Outcome, passes, strictest
 from rlaas_django.core.keys import EncodedIdentity, counter_key, decode, encode, parse_counter_key
@@ -42,8 +43,8 @@ from rlaas_django.http.responses import whole_seconds
 from rlaas_django.limiter import acheck_each, check_each, networks, overrides, refund_units, refusal_cache
 from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
-from rlaas_django.limiter.plan import plan_encoded
 from rlaas_django.limiter.plan import plan as check_plan
+from rlaas_django.limiter.plan import plan_encoded
 from rlaas_django.limiter.policy_set import PolicySet, compile_policies
 from rlaas_django.limiter.replies import read as read_reply
 from rlaas_django.management.commands._rlaas import SUBCOMMANDS, diagnosis
@@ -90,6 +91,7 @@ __all__ = [
     "TOKEN_BUCKET",
     "TOPOLOGY_THREAD",
     "YEAR",
+    "Algorithm",
     "CircuitBreaker",
     "ClusterTopology",
     "CommandOutput",

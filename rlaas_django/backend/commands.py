@@ -48,19 +48,16 @@ class Call:
         lengths = self.reply_lengths
         if lengths is None:
             return reply
-        if type(reply) is list:
-            is_expected = len(reply) in lengths
-            numbers = reply
-        else:
-            is_expected = not lengths
-            numbers = [reply]
         try:
-            sum(numbers)
-        except TypeError:  # not all are numbers
-            is_expected = False
-        if not is_expected:
-            raise UnexpectedReplyError(reply)
-        return reply
+            if type(reply) is list:
+                sum(reply)  # TypeError where not all are numbers
+                if len(reply) in lengths:
+                    return reply
+            elif not lengths:
+                return reply + 0
+        except TypeError:
+            pass
+        raise UnexpectedReplyError(reply)
 
     def abandon(self, reply: Any) -> None:
         """Take the reply to a call whose caller was cancelled."""
@@ -86,8 +83,8 @@ class Pipeline(Call):
 def pack(command: Sequence[Word]) -> bytes:
     """Return a command as it is sent.
 
-    Numbers are made text here: hiredis 3.5 crashes if a signal handler raises while it converts one, as that of Ctrl-C
-    does, and that of a time limit of Celery.
+    Numbers are made text here: hiredis 3.5 crashes if a signal handler raises while it
+    converts one, as that of Ctrl-C does, and that of a time limit of Celery.
     """
     words = [word if isinstance(word, (str, bytes)) else str(word) for word in command]
     packed: bytes = hiredis.pack_command(tuple(words))  # type: ignore[arg-type]

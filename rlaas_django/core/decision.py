@@ -1,4 +1,4 @@
-"""What was decided: a Decision per check, an Outcome per policy. No Django, no Redis."""
+"""What was decided: a Decision per check, an Outcome per policy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ class Decision:
         "age",
         "allowed",
         "current_count",
-        "degraded",
         "latency",
         "limit",
         "made_outcomes",
@@ -70,8 +69,6 @@ class Decision:
     reset_after: float
     # Seconds: the window, or what is left of a fixed window, rounded up.
     ttl: int
-    # Whether a policy was decided without Redis.
-    degraded: bool
     # What `refund` needs; popped from here, so that it is refunded once.
     receipts: list[Any]
     # Seconds that the call to Redis took; None unless an observer wants it measured.
@@ -98,7 +95,6 @@ class Decision:
         self.retry_after = 0.0 if allowed else figures.retry_after
         self.reset_after = figures.reset_after
         self.ttl = figures.ttl
-        self.degraded = any(outcome.degraded for outcome in outcomes)
         self.receipts = [] if receipts is None else receipts
         self.latency = None
         self.reply = None
@@ -115,6 +111,13 @@ class Decision:
             check, reply = self.reply
             self.made_outcomes = check.outcomes(reply, self.age)
         return self.made_outcomes
+
+    @property
+    def degraded(self) -> bool:
+        """Whether a policy was decided without Redis."""
+        if self.reply is not None:
+            return False
+        return any(outcome.degraded for outcome in self.outcomes)
 
     @property
     def is_cached(self) -> bool:

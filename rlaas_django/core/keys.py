@@ -41,7 +41,7 @@ _IPV4 = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}")
 
 
 class EncodedIdentity(str):
-    """An identity as in a key: `alice`, `ip=203.0.113.9`, `token=<digest>`, `global`."""
+    """An identity in a key: `alice`, `ip=203.0.113.9`, `token=<digest>`, `global`."""
 
     __slots__ = ()
 
@@ -168,6 +168,13 @@ def encode_name(kind: str, name: object, encoding: Encoding) -> str:
     return f"{kind}={encode(text)}"
 
 
+def encode_user(name: str) -> str:
+    """Return the encoded identity of a user, which is not that of all clients."""
+    if name == GLOBAL:
+        return "%67lobal"
+    return encode(name)
+
+
 def encode(text: str) -> str:
     """Return text as it may stand in a key."""
     if _is_plain(text):
@@ -230,25 +237,6 @@ def digest(text: str, key: bytes = b"") -> str:
     """Return a digest of text."""
     data = text.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(data, digest_size=16, key=key).hexdigest()
-
-
-# The encoded identities of users by name: names repeat, and encoding one takes ten
-# times as long as a look-up.
-encoded_users: dict[str, str] = {}
-MAX_ENCODED_USERS = 4096
-
-
-def encode_user(name: str) -> str:
-    """Return the encoded identity of a user; keep it, unless it is long."""
-    encoded = encode(name)
-    if name == GLOBAL:
-        encoded = "%67lobal"
-
-    if len(name) <= MAX_LENGTH:
-        if len(encoded_users) >= MAX_ENCODED_USERS:
-            encoded_users.clear()
-        encoded_users[name] = encoded
-    return encoded
 
 
 @lru_cache(maxsize=4096)  # given short text only, so that the cache stays small

@@ -1,4 +1,4 @@
-"""What rules and decorators say about requests: which are limited, by what, for how much.
+"""What rules and decorators say about requests: which are limited, and how.
 
 No Django, no Redis.
 """

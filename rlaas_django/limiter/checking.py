@@ -23,7 +23,7 @@ from ..runtime.clock import script_time
 from ..runtime.observers import CODE
 from . import fallback, networks
 from .adjusting import arefund_all, refund_all, refund_later, refundable_call
-from .plan import Check, make_check, plan
+from .plan import Check, plan, plan_encoded
 from .policy_set import PolicySet, compile_policies
 from .replies import read
 from .slots import SlotCheck
@@ -89,7 +89,10 @@ def decide(planned: Check) -> Decision:
         decision = fallback.decide_all(planned)
         signals.send(signals.backend_failed, error=error, decision=decision)
         return decision
-    return _settle(planned, reply, call.sent_at)
+    decision = read(planned, reply)
+    if not decision.allowed or observers.measures_latency:
+        _settle(planned, decision, call.sent_at)
+    return decision
 
 
 async def adecide(planned: Check) -> Decision:
@@ -109,17 +112,18 @@ async def adecide(planned: Check) -> Decision:
         decision = fallback.decide_all(planned)
         await _asend_failed(error, decision)
         return decision
-    return _settle(planned, reply, call.sent_at)
-
-
-def _settle(planned: Check, reply: list[int], sent_at: float) -> Decision:
-    """Return the decision that a reply means; cache it if it is a refusal."""
     decision = read(planned, reply)
+    if not decision.allowed or observers.measures_latency:
+        _settle(planned, decision, call.sent_at)
+    return decision
+
+
+def _settle(planned: Check, decision: Decision, sent_at: float) -> None:
+    """Measure a decision by Redis, and cache it if it is a refusal."""
     if observers.measures_latency:
         decision.latency = monotonic() - sent_at
-    if not decision.allowed:
+    if not decision.allowed and planned.policy_set.cacheable:
         planned.policy_set.refusals.store(planned, decision, sent_at)
-    return decision
 
 
 async def _asend_failed(error: UnavailableError, decision: Decision) -> None:
@@ -192,7 +196,8 @@ class _Batch:
                 decision = fallback.decide_all(planned)
                 self.failures.append((reply, decision))
             else:
-                decision = _settle(planned, reply, self._started)
+                decision = read(planned, reply)
+                _settle(planned, decision, self._started)
             self.decisions[index] = decision
 
 
@@ -303,8 +308,9 @@ def _peek_together(pairs: Sequence[tuple[Policy, str]]) -> list[Outcome]:
     policies, identities = zip(*pairs, strict=True)
     topology = backend.topology()
     policy_set = PolicySet(policies, conf.config(), topology)
+    planned = plan_encoded(policy_set, identities, 1, charge=False)
     overrides = networks.override_texts_of_each(policies, identities)
-    planned = make_check(policy_set, identities, 1, False, overrides)
+    planned.network_overrides = overrides
 
     outcomes: dict[int, Outcome] = {}
     for group in topology.group_by_slot(policy_set.keys(identities)):

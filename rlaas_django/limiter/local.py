@@ -119,7 +119,7 @@ class TokenBucket:
     def __init__(self) -> None:
         self._used = 0
         self._stamp = 0
-        # Units charged; it starts by the clock, above that of a bucket that was dropped.
+        # Units charged; it starts by the clock, above that of a dropped bucket.
         self._total = 0
         self._refunds: deque[tuple[int, int]] = deque(maxlen=16)  # as in the Lua file
 

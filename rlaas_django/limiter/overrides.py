@@ -4,7 +4,8 @@ The script that decides reads them, so that they apply everywhere at once and co
 round trip. The database keeps them (models.Override); Redis has
 
   rlaas:override:<identity>   HASH     <policy, or * for all> ->
-                                       <kind>:<until, ms>:<amount>; expires with the last
+                                       <kind>:<until, ms>:<amount>;
+                                       expires with the last
   rlaas:overrides             STRING   a marker: when it is gone, Redis was emptied
 """
 

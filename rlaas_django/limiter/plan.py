@@ -1,9 +1,9 @@
-"""Plan a check: who is charged what, by which policies; and pack its command. No I/O."""
+"""Plan a check: who is charged what, by which policies; pack its command. No I/O."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from os import urandom
 
 from ..backend.commands import Call, pack
 from ..core.decision import Outcome
@@ -19,8 +19,20 @@ NEVER_FITS = 2 * MAX_PRODUCT
 UNIQUE_BYTES = 10
 
 
+class CheckCall(Call):
+    """The call of a check, whose attributes `pack` sets.
+
+    A Python __init__ takes 1,200 instructions more, of 45,000 per check.
+    """
+
+    __init__ = object.__init__
+
+
 class Check:
-    """A check: who is charged what, by which policies."""
+    """A check: who is charged what, by which policies.
+
+    `plan_encoded` sets the attributes; see CheckCall.
+    """
 
     __slots__ = (
         "charge",
@@ -45,7 +57,7 @@ class Check:
         identities = self.identities
         identity = identities[0]
         # Not a counter, which threads and forks would have to share.
-        self.unique = unique = os.urandom(UNIQUE_BYTES).hex()
+        self.unique = unique = urandom(UNIQUE_BYTES).hex()
         if (
             self.cost == 1
             and self.charge
@@ -61,12 +73,11 @@ class Check:
         else:
             packed = pack_command(self)
 
-        # Its __init__ takes 1,200 instructions more, of 45,000 per check.
-        call = Call.__new__(Call)
+        call: Call = CheckCall()
         call.script = policy_set.script
         call.packed = packed
         call.reply_lengths = policy_set.reply_lengths
-        if policy_set.topology.clustered:
+        if not policy_set.in_one_call:
             call.key = policy_set.keys(identities)[0]
         return call
 
@@ -81,37 +92,16 @@ class Check:
 
     def part(self, indexes: Sequence[int], *, charge: bool) -> Check:
         """Return the check of some of the policies."""
-        overrides = self.network_overrides
-        if overrides:
-            overrides = tuple([overrides[i] for i in indexes])
-        return make_check(
-            self.policy_set.part(indexes),
-            tuple([self.identities[i] for i in indexes]),
-            self.cost,
-            charge,
-            overrides,
-        )
+        identities = tuple([self.identities[i] for i in indexes])
+        part_set = self.policy_set.part(indexes)
+        part = plan_encoded(part_set, identities, self.cost, charge=charge)
+        if self.network_overrides:
+            part.network_overrides = tuple([self.network_overrides[i] for i in indexes])
+        return part
 
     def outcomes(self, reply: list[int], age: float) -> tuple[Outcome, ...]:
         """Return the outcomes that a reply means, some seconds after it came."""
         return replies.read_outcomes(self, reply, age)
-
-
-def make_check(
-    policy_set: PolicySet,
-    identities: tuple[str, ...],
-    cost: int,
-    charge: bool,
-    network_overrides: tuple[str, ...] = (),
-) -> Check:
-    """Return a check. As an __init__ it would take 800 instructions more, of 45,000."""
-    check = Check()
-    check.policy_set = policy_set
-    check.identities = identities
-    check.cost = cost
-    check.charge = charge
-    check.network_overrides = network_overrides
-    return check
 
 
 def pack_command(check: Check) -> bytes:
@@ -141,7 +131,7 @@ def pack_command(check: Check) -> bytes:
 
 def _make_template(policy_set: PolicySet, length: int) -> Template:
     identity = "\0" * length
-    check = make_check(policy_set, (identity,) * len(policy_set.policies), 1, True)
+    check = plan_encoded(policy_set, (identity,) * len(policy_set.policies), 1)
     check.unique = "\1" * 2 * UNIQUE_BYTES
     before, after = pack_command(check).decode().split(check.unique)
     template = before.split(identity), after
@@ -187,8 +177,14 @@ def plan_encoded(
         charge = charge and cost > 0
         cost = min(cost, NEVER_FITS)
 
-    overrides: tuple[str, ...] = ()
+    check = Check()
+    check.policy_set = policy_set
+    check.identities = identities
+    check.cost = cost
+    check.charge = charge
+    check.network_overrides = ()
     if networks.current is not None:
-        policies = policy_set.policies
-        overrides = networks.current.override_texts(address, policies, identities)
-    return make_check(policy_set, identities, cost, charge, overrides)
+        check.network_overrides = networks.current.override_texts(
+            address, policy_set.policies, identities
+        )
+    return check

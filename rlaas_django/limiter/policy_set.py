@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
 from .. import backend, conf
@@ -10,13 +11,14 @@ from ..backend.scripts import for_algorithms
 from ..conf import Config
 from ..core import keys
 from ..core.algorithms import ALGORITHMS
-from ..core.keys import Identity
+from ..core.keys import MAX_LENGTH, Identity, encode_user
 from ..core.policy import DEFAULT, Policies, Policy, PolicyError, script_arguments
 from ..core.rules import excessive_cost
 from .refusal_cache import cached_refusals
 from .replies import reply_lengths
 
 MAX_COMPILED = 1024  # sets per process and cache
+MAX_KNOWN_USERS = 1024  # per set
 
 # The command of a check of one unit and one identity: what is around the identity,
 # and what follows the unique id.
@@ -63,6 +65,9 @@ class PolicySet:
                 for arguments in self.arguments
             ]
         )
+        # Users by name, where nothing else is counted: names repeat, and encoding one
+        # takes ten times as long as a look-up.
+        self._known_users: dict[str, tuple[str, ...]] = {}
         self.all_by_user = all(
             keys.key_kind(policy.key) in ("user", "user_or_ip") for policy in policies
         )
@@ -95,14 +100,21 @@ class PolicySet:
 
     def identify(self, identity: Identity) -> tuple[str, ...]:
         """Return the encoded identity that each policy counts."""
-        if self.all_by_user and type(identity) is str and identity:
-            encoded = keys.encoded_users.get(identity) or keys.encode_user(identity)
-            return (encoded,) * len(self.policies)
+        if not self.all_by_user or type(identity) is not str or not identity:
+            encoding = self._config.encoding
+            return tuple(
+                [keys.identify(identity, policy, encoding) for policy in self.policies]
+            )
 
-        encoding = self._config.encoding
-        return tuple(
-            [keys.identify(identity, policy, encoding) for policy in self.policies]
-        )
+        known_users = self._known_users
+        identities = known_users.get(identity)
+        if identities is None:
+            identities = (encode_user(identity),) * len(self.policies)
+            if len(known_users) >= MAX_KNOWN_USERS:
+                known_users.clear()
+            if len(identity) <= MAX_LENGTH:
+                known_users[identity] = identities
+        return identities
 
     def keys(self, identities: Sequence[str]) -> list[str]:
         """Return the counters' keys."""
@@ -121,6 +133,9 @@ class PolicySet:
                 raise ValueError(f"Policy {policy.name!r}: {problem}")
 
 
+_SINGLE = (Policy, str, NoneType)
+
+
 def compile_policies(policies: Policies, alias: str | None = None) -> PolicySet:
     """Return the set of a policy, of its name, or of several.
 
@@ -128,11 +143,14 @@ def compile_policies(policies: Policies, alias: str | None = None) -> PolicySet:
     RATE_LIMITER['CACHE'].
     """
     config = conf.config()
+    policy_sets = config.derived.policy_sets
+    if alias is not None:
+        policy_sets = config.derived.other_policy_sets[alias]
+
     key: Any = policies
-    if not (policies is None or isinstance(policies, (Policy, str))):
+    if not isinstance(policies, _SINGLE):
         key = tuple(policies)
 
-    policy_sets = config.derived.policy_sets[alias]
     policy_set: PolicySet | None = policy_sets.get(key)
     if policy_set is None:
         if len(policy_sets) >= MAX_COMPILED:

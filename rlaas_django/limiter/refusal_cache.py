@@ -60,20 +60,19 @@ class RefusalCache:
         if entry is None or clock.frozen is not None:
             return None
 
+        reply, retry_after, checked_at, decided_at, max_age = entry
         now = monotonic()
-        age = now - entry.checked_at
-        if age >= entry.retry_after:
+        age = now - checked_at
+        if age >= retry_after or (age >= max_age and not redis_unavailable):
             return None
-        if age >= entry.max_age and not redis_unavailable:
+        if self._has_changed(check, checked_at):
             return None
-        if self._has_changed(check, entry.checked_at):
-            return None
-        return read(check, entry.reply, now - entry.decided_at)
+        return read(check, reply, now - decided_at)
 
     def store(self, check: Check, refusal: Decision, checked_at: float) -> None:
-        """Keep a refusal for as long as it holds."""
+        """Keep a refusal of a cacheable set, for as long as it holds."""
         policy_set = check.policy_set
-        if not policy_set.cacheable or not check.charge or clock.frozen is not None:
+        if not check.charge or clock.frozen is not None:
             return
         if refusal.reply is None or not 0 < refusal.retry_after < math.inf:
             return

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .policy_set import PolicySet
 
 ROW = 7  # numbers per policy
+ONE_ROW = 1 + ROW  # numbers in the reply of one policy
 
 # The places of the first policy's numbers.
 ALLOWED = 1
@@ -29,6 +30,8 @@ CHARGED_AT = 7
 
 NOT_CHARGED = -1  # in place of charged_at
 BLOCKED = -2  # in place of charged_at: an override refused the request
+
+_new = object.__new__
 
 
 def reply_lengths(policies: int) -> tuple[int, int]:
@@ -46,7 +49,7 @@ def read(check: Check, reply: list[int], age: float = 0.0) -> Decision:
     policy_set = check.policy_set
     index = 0
     figures = reply
-    if len(reply) != 1 + ROW:
+    if len(reply) != ONE_ROW:
         index = _strictest(policy_set, reply)
         figures = reply[ROW * index : ROW * index + ROW + 1]
     _, passed, count, remaining, wait, reset, limit, _ = figures
@@ -55,17 +58,19 @@ def read(check: Check, reply: list[int], age: float = 0.0) -> Decision:
     policy = policy_set.policies[index]
     allowed = passed == 1 or policy.shadow
     replied = (check, reply)
+    retry_after = 0.0
+    if not allowed:
+        retry_after = wait / 1000 - age if wait >= 0 else math.inf
 
-    decision = Decision.__new__(Decision)
+    decision = _new(Decision)
     decision.allowed = allowed
     decision.policy = policy
     decision.limit = limit
     decision.current_count = count
     decision.remaining = remaining
-    decision.retry_after = 0.0 if allowed else _seconds(wait, age)
-    decision.reset_after = reset / 1000 if age == 0.0 else _seconds(reset, age)
+    decision.retry_after = retry_after
+    decision.reset_after = reset / 1000 - age
     decision.ttl = policy_set.ttls[index] or _left_of_window(policy, reply, age)
-    decision.degraded = False
     decision.receipts = [replied] if allowed and check.charge else []
     decision.latency = None
     decision.reply = replied
@@ -87,6 +92,9 @@ def _read_outcome(check: Check, reply: list[int], index: int, age: float) -> Out
         row : row + ROW + 1
     ]
     policy = check.policy_set.policies[index]
+    retry_after = 0.0
+    if not passed:
+        retry_after = wait / 1000 - age if wait >= 0 else math.inf
     return Outcome(
         policy,
         check.identities[index],
@@ -94,18 +102,11 @@ def _read_outcome(check: Check, reply: list[int], index: int, age: float) -> Out
         limit,
         count,
         remaining,
-        retry_after=0.0 if passed else _seconds(wait, age),
-        reset_after=_seconds(reset, age),
+        retry_after=max(0.0, retry_after),
+        reset_after=max(0.0, reset / 1000 - age),
         ttl=check.policy_set.ttls[index] or _left_of_window(policy, reply, age),
         blocked=charged_at == BLOCKED,
     )
-
-
-def _seconds(ms: int, age: float) -> float:
-    """Return what is left of a time after so many seconds; -1 is never."""
-    if ms < 0:
-        return math.inf
-    return max(0.0, ms / 1000 - age)
 
 
 def _left_of_window(policy: Policy, reply: list[int], age: float) -> int:

@@ -92,7 +92,8 @@ def _run_round(jobs: Sequence[Job], wait: float = 0) -> None:
         for job in jobs:
             _run_job(job)
     finally:
-        state.wake_at = time.monotonic() + STALLED_AFTER
+        if state.pid is not None:  # the state was not reset meanwhile
+            state.wake_at = time.monotonic() + STALLED_AFTER
         lock.release()
 
 

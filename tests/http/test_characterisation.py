@@ -468,7 +468,7 @@ def test_cache_control_is_on_refusals_alone(serve, course):
 def test_an_option_decides_what_the_view_finds_on_the_request(serve, course, seen):
     serve(course.limit).statuses(3)
     found = [
-        [(each.allowed, each.remaining) for each in decision.outcomes if each.policy == "own"] for decision in seen
+        [(each.allowed, each.remaining) for each in decision.outcomes if each.policy.name == "own"] for decision in seen
     ]
     assert [outcome for outcomes in found for outcome in outcomes] == course.saw
     assert len(seen) == course.statuses.count(200)

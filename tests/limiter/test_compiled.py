@@ -16,9 +16,9 @@ from tests.support.internals import (
     PolicySet,
     compile_policies,
     conf,
-    make_check,
     pack_words,
     passes,
+    plan_encoded,
     read_reply,
     unique_id,
 )
@@ -52,7 +52,7 @@ def test_the_command_is_what_packing_it_word_by_word_gives(number, options):
         identities, cost = policy_set.identify(name), rng.choice([0, 1, 1, 1, 7, 10**6])
         assert identities == (name,) * number
         operation = "check" if cost else "peek"
-        check = make_check(policy_set, identities, cost, cost > 0)
+        check = plan_encoded(policy_set, identities, cost)
         assert check.pack().packed == pack_words(words(policy_set, identities, check.unique, cost, operation))
 
 
@@ -60,7 +60,7 @@ def test_identities_that_differ_have_an_override_key_each():
     policy_set = compile_policies((Policy("u", "5/m", key="user"), Policy("i", "5/m", key="ip")))
     identities = policy_set.identify({"user": "alice", "ip": "203.0.113.9"})
     assert identities == ("alice", "ip=203.0.113.9")
-    check = make_check(policy_set, identities, 1, True)
+    check = plan_encoded(policy_set, identities, 1)
     assert check.pack().packed == pack_words(words(policy_set, identities, check.unique, 1, "check"))
 
 
@@ -68,7 +68,7 @@ def test_a_part_of_a_set_has_the_counters_of_the_set():
     """Also where the set is not of RATE_LIMITER['CACHE']: the adapter of django-ratelimit has a cache of its own."""
     clustered = SimpleNamespace(clustered=True, timeout=1, group_by_slot=lambda keys: [[0], [1]])
     whole = PolicySet(policies(2), conf.config(), clustered)
-    check = make_check(whole, ("alice", "bob"), 1, True)
+    check = plan_encoded(whole, ("alice", "bob"), 1)
     for i in (0, 1):
         assert check.part([i], charge=True).pack().key == whole.keys(check.identities)[i]
         assert check.part([i], charge=True).policy_set is whole.part([i])
@@ -95,7 +95,7 @@ def test_the_figures_of_a_decision_are_those_of_the_strictest_outcome(number):
             passed = rng.randrange(2)
             wait = 0 if passed else rng.choice([-1, 1, 1, 2, 60_000])
             reply += (passed, rng.randrange(9), rng.randrange(3) * passed, wait, rng.randrange(60_000), 9, -1)
-        found = read_reply(make_check(policy_set, ("alice",) * number, 1, True), reply)
+        found = read_reply(plan_encoded(policy_set, ("alice",) * number, 1), reply)
         expected = Decision(passes(found.outcomes), found.outcomes)
         assert [getattr(found, name) for name in FIGURES] == [getattr(expected, name) for name in FIGURES]
 
@@ -105,7 +105,7 @@ def test_an_identity_that_is_not_ascii_is_not_packed(number):
     """A length in characters would be short of one in bytes, and the rest of the key be read as a command."""
     policy_set = compile_policies(policies(number))
     with pytest.raises(UnicodeEncodeError):
-        make_check(policy_set, (*["alice"] * (number - 1), "jos\u00e9"), 1, True).pack()
+        plan_encoded(policy_set, (*["alice"] * (number - 1), "jos\u00e9"), 1).pack()
 
 
 @pytest.mark.parametrize("run", [in_threads, in_processes])
@@ -131,4 +131,4 @@ def test_policies_made_for_each_call_fill_no_memory(configure):
 
     for n in range(compiled.MAX_COMPILED + 10):
         compile_policies(Policy(f"p{n}", "5/m"))
-    assert len(compiled.conf.config().derived.policy_sets[None]) <= compiled.MAX_COMPILED
+    assert len(compiled.conf.config().derived.policy_sets) <= compiled.MAX_COMPILED

@@ -168,6 +168,40 @@ def test_a_refund_reset_or_override_of_this_process_ends_it_at_once(end):
     assert check("alice", POLICY).allowed
 
 
+def test_a_refund_leaves_the_refusals_of_other_identities(own, limiter):
+    """Or an attack that causes refunds of its own charges would cost a call per request."""
+    charged = limiter.check("bob", POLICY)
+    use_up(limiter.check)
+    assert limiter.refund(charged)
+    with commands_sent(own.url) as seen:
+        assert not limiter.check("alice", POLICY).allowed
+    assert seen == []
+
+
+def test_a_refund_ends_the_refusal_of_every_check_of_its_counter(limiter):
+    charged = limiter.check("alice", POLICY)
+    use_up(limiter.check, [POLICY, Policy("other", "9/h")])
+    use_up(limiter.check)
+    assert limiter.refund(charged)
+    assert limiter.check("alice", [POLICY, Policy("other", "9/h")]).allowed
+
+
+def test_what_was_refunded_is_remembered_within_bounds(own, monkeypatch, limiter, lasting):
+    """Where there is too much of it, the oldest ends every refusal before it: never too few."""
+    monkeypatch.setattr(refusal_cache, "MAX_CHANGES", 3)
+    use_up(limiter.check)
+    charged = [limiter.check(f"user-{n}", POLICY) for n in range(5)]
+    for decision in charged[:3]:
+        limiter.refund(decision)
+    with commands_sent(own.url) as seen:
+        limiter.check("alice", POLICY)
+    assert seen == []
+    limiter.refund(charged[3])
+    with commands_sent(own.url) as seen:
+        limiter.check("alice", POLICY)
+    assert seen == ["EVALSHA"]
+
+
 @pytest.mark.parametrize(
     "policies",
     [

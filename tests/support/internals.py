@@ -30,6 +30,7 @@ from rlaas_django.core.algorithms import (
     SLIDING_WINDOW_COMPACT,
     SLIDING_WINDOW_COUNTER,
     TOKEN_BUCKET,
+    Algorithm,
 )
 from rlaas_django.core.decision import Decision, Outcome, passes, strictest
 from rlaas_django.core.keys import EncodedIdentity, counter_key, decode, encode, parse_counter_key
@@ -44,8 +45,8 @@ from rlaas_django.http.proxies import client_address
 from rlaas_django.limiter import acheck_each, check_each, networks, overrides, refund_units, refusal_cache
 from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
-from rlaas_django.limiter.plan import make_check
 from rlaas_django.limiter.plan import plan as check_plan
+from rlaas_django.limiter.plan import plan_encoded
 from rlaas_django.limiter.policy_set import PolicySet, compile_policies
 from rlaas_django.limiter.replies import read as read_reply
 from rlaas_django.management import diagnosis
@@ -92,6 +93,7 @@ __all__ = [
     "TOKEN_BUCKET",
     "TOPOLOGY_THREAD",
     "YEAR",
+    "Algorithm",
     "CircuitBreaker",
     "ClusterTopology",
     "CommandOutput",
@@ -149,7 +151,6 @@ __all__ = [
     "local_limiter",
     "local_module",
     "log",
-    "make_check",
     "networks",
     "next_attempt",
     "observers",
@@ -160,6 +161,7 @@ __all__ = [
     "parse_time",
     "passes",
     "paused_background",
+    "plan_encoded",
     "pool_module",
     "read_minutes",
     "read_refusals",

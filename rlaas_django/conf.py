@@ -5,11 +5,11 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 from django.apps import apps
@@ -206,31 +206,19 @@ def require_app() -> None:
         )
 
 
-_lock = threading.Lock()
-_config: Config | None = None
+_replacement: Config | None = None
 
 
+@cache
 def config() -> Config:
     """Return the settings in force."""
-    return _config or _load()
+    if _replacement is not None:
+        return _replacement
 
-
-def _load() -> Config:
-    with _lock:  # threads that come together all get the same
-        return _config or _use(_read_valid())
-
-
-def _read_valid() -> Config:
     problems: list[Problem] = []
     parsed = read(raw(), problems)
     if parsed is None:
         raise ImproperlyConfigured(" ".join(problem.message for problem in problems))
-    return parsed
-
-
-def _use(parsed: Config) -> Config:
-    global _config
-    _config = parsed
     log.lines_per_second = parsed.log_lines
     return parsed
 
@@ -241,13 +229,15 @@ def replaced(**values: Any) -> Iterator[None]:
 
     For the replay of a log, which may use another cache and waits longer.
     """
-    before = config()
-    _use(replace(before, **values, derived=Derived()))
+    global _replacement
+    replacement = replace(config(), **values, derived=Derived())
+    _forget()
+    _replacement = replacement
     try:
         yield
     finally:
         _forget()
-        _use(before)
+        _replacement = None
 
 
 @receiver(setting_changed)
@@ -262,25 +252,19 @@ _of_parent: list[Config] = []
 
 
 def _forget() -> None:
-    global _config
-    replaced = _config
-    _config = None
-    if replaced is None:
+    """Forget the settings in force, and close what was opened for them."""
+    if not config.cache_info().currsize:
         return
+    forgotten = config()
+    config.cache_clear()
 
-    if replaced.pid != os.getpid():
-        _of_parent.append(replaced)
-        return
-    replaced.derived.close()
-
-
-def _reset() -> None:
-    global _lock
-    _lock = threading.Lock()  # another thread of the parent may have held it
-    _forget()
+    if forgotten.pid == os.getpid():
+        forgotten.derived.close()
+    else:
+        _of_parent.append(forgotten)
 
 
-process.on_fork(_reset)
+process.on_fork(_forget)
 
 
 def read(value: Any, problems: list[Problem]) -> Config | None:

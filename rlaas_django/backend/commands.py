@@ -7,7 +7,6 @@ from typing import Any
 
 import hiredis
 
-from .errors import UnexpectedReplyError
 from .scripts import Script
 
 Word = str | bytes | int | float
@@ -42,22 +41,6 @@ class Call:
         self.packed = packed
         self.reply_lengths = reply_lengths
         self.is_refund = is_refund
-
-    def validate(self, reply: Any) -> Any:
-        """Return a reply; UnexpectedReplyError when it cannot be to this call."""
-        lengths = self.reply_lengths
-        if lengths is None:
-            return reply
-        try:
-            if type(reply) is list:
-                sum(reply)  # TypeError where not all are numbers
-                if len(reply) in lengths:
-                    return reply
-            elif not lengths:
-                return reply + 0
-        except TypeError:
-            pass
-        raise UnexpectedReplyError(reply)
 
     def abandon(self, reply: Any) -> None:
         """Take the reply to a call whose caller was cancelled."""

@@ -157,9 +157,7 @@ class Multiplexer:
         except ResponseError as error:
             reply = error
         self._is_new = False
-        if isinstance(reply, ResponseError):
-            return reply
-        return call.validate(reply)
+        return self._server.validate(call, reply)
 
     async def _expect_no_reply(self) -> None:
         """Raise if there is a reply to no call; the end of the connection is none."""

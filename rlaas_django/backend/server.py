@@ -58,12 +58,17 @@ class Server:
         """
         sent_at = monotonic()
         call.sent_at = sent_at
-        held: HeldConnection | None = None
+        held: Any = None
         try:
             held = self._pool.acquire(sent_at)
             held.connection.send_packed_command((call.packed,), check_health=False)
-            deadline = None if admin_timeout is None else sent_at + admin_timeout
-            reply = _read(held, call, deadline)
+            if call.calls is None and admin_timeout is None:
+                reply = self.validate(call, held.read())
+            else:
+                deadline = None if admin_timeout is None else sent_at + admin_timeout
+                reply = _read(held, call, deadline)
+        except ResponseError as error:  # by a connection that is not redis-py's own
+            reply = error
         except BaseException as error:
             self._end_call(held, error, admin_timeout)
             raise
@@ -91,6 +96,26 @@ class Server:
         if self.breaker.failed or type(reply) is not list or call.calls is not None:
             self._record(reply)
         return reply
+
+    @staticmethod
+    def validate(call: Call, reply: Any) -> Any:
+        """Return a reply, or an error reply.
+
+        UnexpectedReplyError when it cannot be to this call.
+        """
+        lengths = call.reply_lengths
+        try:
+            if lengths and type(reply) is list:
+                sum(reply)  # TypeError where not all are numbers
+                if len(reply) in lengths:
+                    return reply
+            elif lengths is None or isinstance(reply, ResponseError):
+                return reply
+            elif not lengths:
+                return reply + 0
+        except TypeError:
+            pass
+        raise UnexpectedReplyError(reply)
 
     def close(self) -> None:
         """Close the connections for threads that are not in use."""
@@ -172,16 +197,13 @@ class Server:
 
 
 def _read(held: HeldConnection, call: Call, deadline: float | None) -> Any:
-    """Return the reply to a call; an error reply is returned, not raised."""
+    """Return the reply to a call; of a pipeline the list of replies."""
     if call.calls is not None:
         return [_read(held, part, deadline) for part in call.calls]
 
     if deadline is not None:
         held.wait(deadline)
     try:
-        reply = held.read()
-    except ResponseError as error:  # by a connection that is not redis-py's own
+        return Server.validate(call, held.read())
+    except ResponseError as error:
         return error
-    if isinstance(reply, ResponseError):
-        return reply
-    return call.validate(reply)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from .policy import Policy
@@ -44,6 +44,7 @@ class Decision:
         "latency",
         "limit",
         "made_outcomes",
+        "make_outcomes",
         "policy",
         "receipts",
         "remaining",
@@ -77,8 +78,9 @@ class Decision:
     reply: Any
     # Seconds since the reply, where it is a refusal repeated from memory.
     age: float
-    # The outcomes, once they are made.
+    # The outcomes, once they are made; and what makes those of a reply.
     made_outcomes: tuple[Outcome, ...] | None
+    make_outcomes: Callable[[Decision], tuple[Outcome, ...]]
 
     def __init__(
         self,
@@ -108,8 +110,7 @@ class Decision:
         Those of a reply are made when they are read: a check in code needs none.
         """
         if self.made_outcomes is None:
-            check, reply = self.reply
-            self.made_outcomes = check.outcomes(reply, self.age)
+            self.made_outcomes = self.make_outcomes(self)
         return self.made_outcomes
 
     @property

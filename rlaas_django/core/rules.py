@@ -245,6 +245,6 @@ def excessive_cost(cost: int, algo: str) -> str | None:
     if algorithm.max_cost is None or cost <= algorithm.max_cost:
         return None
     return (
-        f"the cost {cost} is over {algorithm.max_cost}, the most that {algo!r} "
+        f"the cost {shown(cost)} is over {algorithm.max_cost}, the most that {algo!r} "
         f"accepts; use {algorithm.alternative!r}."
     )

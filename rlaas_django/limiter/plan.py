@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from os import urandom
 
 from ..backend.commands import Call, pack
-from ..core.decision import Outcome
 from ..core.keys import Identity
 from ..core.policy import MAX_PRODUCT, Policies, shown
 from ..runtime import clock
-from . import networks, replies
+from . import networks
 from .policy_set import PolicySet, Template, compile_policies
 
 # Beyond every limit; a larger cost may be too long to send.
@@ -98,10 +97,6 @@ class Check:
         if self.network_overrides:
             part.network_overrides = tuple([self.network_overrides[i] for i in indexes])
         return part
-
-    def outcomes(self, reply: list[int], age: float) -> tuple[Outcome, ...]:
-        """Return the outcomes that a reply means, some seconds after it came."""
-        return replies.read_outcomes(self, reply, age)
 
 
 def pack_command(check: Check) -> bytes:

@@ -76,37 +76,37 @@ def read(check: Check, reply: list[int], age: float = 0.0) -> Decision:
     decision.reply = replied
     decision.age = age
     decision.made_outcomes = None
+    decision.make_outcomes = _read_outcomes
     return decision
 
 
-def read_outcomes(check: Check, reply: list[int], age: float) -> tuple[Outcome, ...]:
-    """Return the outcome of each policy."""
-    return tuple(
-        [_read_outcome(check, reply, i, age) for i in range(len(check.identities))]
-    )
+def _read_outcomes(decision: Decision) -> tuple[Outcome, ...]:
+    """Return the outcome of each policy, some seconds after the reply came."""
+    check, reply = decision.reply
+    policy_set = check.policy_set
+    age = decision.age
+    outcomes = []
+    for index, policy in enumerate(policy_set.policies):
+        row = reply[ROW * index : ROW * index + ROW + 1]
+        _, passed, count, remaining, wait, reset, limit, charged_at = row
+        retry_after = 0.0
+        if not passed:
+            retry_after = wait / 1000 - age if wait >= 0 else math.inf
 
-
-def _read_outcome(check: Check, reply: list[int], index: int, age: float) -> Outcome:
-    row = ROW * index
-    _, passed, count, remaining, wait, reset, limit, charged_at = reply[
-        row : row + ROW + 1
-    ]
-    policy = check.policy_set.policies[index]
-    retry_after = 0.0
-    if not passed:
-        retry_after = wait / 1000 - age if wait >= 0 else math.inf
-    return Outcome(
-        policy,
-        check.identities[index],
-        passed == 1,
-        limit,
-        count,
-        remaining,
-        retry_after=max(0.0, retry_after),
-        reset_after=max(0.0, reset / 1000 - age),
-        ttl=check.policy_set.ttls[index] or _left_of_window(policy, reply, age),
-        blocked=charged_at == BLOCKED,
-    )
+        outcome = Outcome(
+            policy,
+            check.identities[index],
+            passed == 1,
+            limit,
+            count,
+            remaining,
+            retry_after=max(0.0, retry_after),
+            reset_after=max(0.0, reset / 1000 - age),
+            ttl=policy_set.ttls[index] or _left_of_window(policy, reply, age),
+            blocked=charged_at == BLOCKED,
+        )
+        outcomes.append(outcome)
+    return tuple(outcomes)
 
 
 def _left_of_window(policy: Policy, reply: list[int], age: float) -> int:

@@ -607,14 +607,3 @@ def test_the_examples_of_the_page_run(configure, clock):
     search = names["SearchView"].as_view()
     assert [get(search).data for _ in range(2)] == [{"remaining": 1}, {"remaining": 0}]
     assert get(search).status_code == 429
-
-
-def test_the_throttle_checks_policies_whatever_options_they_have_for_requests(configure):
-    options = {"a": {"cost": 2}, "b": {"charge_when": "rlaas_django.login_failed"}, "c": {"method": "POST"}}
-    configure(POLICIES={name: {"rate": "9/m", "key": "ip", **each} for name, each in options.items()})
-
-    class Three(PolicyThrottle):
-        policies = (*options,)
-
-    assert statuses(make_view(Three), 1) == [200]
-    assert [peek("127.0.0.1", name).current_count for name in options] == [1, 1, 1]

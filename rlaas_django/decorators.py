@@ -17,7 +17,6 @@ from .core.policy import (
     KeyFunction,
     Policy,
     PolicyError,
-    Rate,
     RateFunction,
     RateLike,
 )
@@ -154,11 +153,7 @@ class RateLimit:
         options: Options,
     ) -> None:
         conf.require_app()
-        if callable(rate):
-            limits = (*limits, rate)
-        elif rate is not None:
-            limits = (*limits, Rate.parse(rate))
-        self.policies = ViewPolicies(limits, policy_options, group)
+        self.policies = ViewPolicies(limits, rate, policy_options, group)
 
         self.options = options
         if options["methods"] is not None:

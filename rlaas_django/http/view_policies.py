@@ -6,21 +6,40 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from ..core.policy import DEFAULT, NAME, RATE_FORMS, Policy, PolicyError, Rate
+from ..core.policy import (
+    DEFAULT,
+    NAME,
+    RATE_FORMS,
+    Policy,
+    PolicyError,
+    Rate,
+    RateFunction,
+    RateLike,
+)
 from .view_names import policy_name, view_label, view_name
 
 
 class ViewPolicies:
     """What `@rate_limit` was given, parsed, so that a typo fails at import.
 
-    `options` are those of a policy, for the rates of the view's own, None where they
-    are left out; `group` names their counters instead of the view.
+    Only `rate` may be a function. `options` are those of a policy, for the rates of the
+    view's own, None where they are left out; `group` names their counters instead of
+    the view.
     """
 
     def __init__(
-        self, limits: tuple[Any, ...], options: dict[str, Any], group: str | None
+        self,
+        limits: tuple[Any, ...],
+        rate: RateLike | RateFunction | None,
+        options: dict[str, Any],
+        group: str | None,
     ) -> None:
-        self.limits = tuple(map(_parse, limits)) or (DEFAULT,)
+        parsed = [_parse(limit) for limit in limits]
+        if callable(rate):
+            parsed.append(rate)
+        elif rate is not None:
+            parsed.append(Rate.parse(rate))
+        self.limits = tuple(parsed) or (DEFAULT,)
         self.options = {
             option: value for option, value in options.items() if value is not None
         }
@@ -117,9 +136,11 @@ class ViewPolicies:
 
 
 def _parse(limit: Any) -> Any:
-    """Return the name of a policy, a policy, a rate, or a function that gives one."""
-    if isinstance(limit, Policy) or callable(limit):
+    """Return the name of a policy, a policy, or a rate."""
+    if isinstance(limit, Policy):
         return limit
+    if callable(limit):
+        raise PolicyError(f"{limit!r}: write a function that gives the rate as rate=.")
     if not isinstance(limit, str) or "/" in limit:
         return Rate.parse(limit)
     if NAME.fullmatch(limit):

@@ -81,7 +81,7 @@ def ratelimit(
 
     >>> @ratelimit(key="ip", rate="5/m", method=ratelimit.UNSAFE)
     """
-    if isinstance(rate, str) and not _is_function(rate):
+    if isinstance(rate, str) and "." not in rate:
         _parse_rate(rate)  # a typo is an error when the module is imported
 
     def decorator(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,7 +91,7 @@ def ratelimit(
             )
             request.limited = is_limited or getattr(request, "limited", False)
             if is_limited and block:
-                raise _imported(_setting("EXCEPTION_CLASS", Ratelimited))
+                raise _function(_setting("EXCEPTION_CLASS", Ratelimited))
 
         @functools.wraps(fn)
         def limited(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -139,8 +139,9 @@ def get_usage(
         return None
 
     name = view_name(fn) if group is None else group
-    if _is_function(rate):
-        rate = _imported(rate)(name, request)
+    rate_function = _function(rate)
+    if rate_function is not None:
+        rate = rate_function(name, request)
     if rate is None:
         return None
 
@@ -154,21 +155,21 @@ def get_usage(
     return _usage(decision, counter.limit)
 
 
-for _function in (ratelimit, is_ratelimited, get_usage):
-    vars(_function).update(ALL=ALL, UNSAFE=UNSAFE)
+for _public in (ratelimit, is_ratelimited, get_usage):
+    vars(_public).update(ALL=ALL, UNSAFE=UNSAFE)
 
 
 def _setting(name: str, default: Any = None) -> Any:
     return getattr(settings, f"RATELIMIT_{name}", default)
 
 
-def _is_function(value: Any) -> bool:
-    """Return whether this is a function, or the dotted path of one."""
-    return callable(value) or (isinstance(value, str) and "." in value)
-
-
-def _imported(value: Any) -> Any:
-    return import_string(value) if isinstance(value, str) else value
+def _function(value: Any) -> Any:
+    """Return a function, which may be given by its dotted path; None for others."""
+    if isinstance(value, str) and "." in value:
+        return import_string(value)
+    if callable(value):
+        return value
+    return None
 
 
 def _applies(request: Any, methods: tuple[str, ...]) -> bool:
@@ -303,11 +304,12 @@ def _identity(request: Any, group: Any, key: Any) -> EncodedIdentity:
     if colon and kind in ("get", "post", "header"):
         return _encoded(kind, read_name(request, key))
 
-    if _is_function(key):
-        return _encoded("key", str(_imported(key)(group, request)))
+    key_function = _function(key)
+    if key_function is not None:
+        return _encoded("key", str(key_function(group, request)))
 
     raise ImproperlyConfigured(
-        f"{key!r} is no key; write 'ip', 'user', 'user_or_ip', 'header:x', "
+        f"{key!r} is not a key; write 'ip', 'user', 'user_or_ip', 'header:x', "
         "a function ..."
     )
 
@@ -323,17 +325,19 @@ def _encoded(kind: str, value: Any) -> EncodedIdentity:
 def _address(request: Any) -> str:
     """Return the address of a client, or its network."""
     key = _setting("IP_META_KEY")
-    if not key:
-        text = client_address(request)
-    elif _is_function(key):
-        text = _imported(key)(request)
-    else:
+    read_address = _function(key)
+    if read_address is not None:
+        text = read_address(request)
+    elif key:
         text = request.META.get(key)
+    else:
+        text = client_address(request)
 
     address = parse_address(text or "")
     if address is None:
         raise ImproperlyConfigured(
-            f"{text!r} is no address; see RATELIMIT_IP_META_KEY and TRUSTED_PROXIES."
+            f"{text!r} is not an address; see RATELIMIT_IP_META_KEY and "
+            "TRUSTED_PROXIES."
         )
 
     mask = _setting(f"IPV{address.version}_MASK", DEFAULT_MASKS[address.version])

@@ -13,12 +13,12 @@ round trip; the others find their decisions with the request.
 from __future__ import annotations
 
 import asyncio
-import functools
-import math
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from functools import partial, partialmethod
+from typing import Any, ClassVar
 
 from django.contrib.auth.models import AnonymousUser
 from django.utils.translation import gettext_lazy as _
@@ -42,12 +42,20 @@ from ..http.gate import (
 )
 from ..http.headers import add_headers, add_refusal_headers, whole_wait
 from ..http.limits import CompiledLimits, Limits, compile_limits
-from ..http.proxies import client_address
 from ..http.refusals import call_response, suppress_log
 from ..http.request_state import Charge, decision_about, state_of
 from ..limiter import Check
 from ..runtime.clock import frozen_clock
-from .throttles import PolicyLimits, RateThrottle, decide, plan_checks, user_or_address
+from .throttles import (
+    NO_LIMITS,
+    ByAddress,
+    PolicyLimits,
+    RateThrottle,
+    decide,
+    plan_checks,
+    user_or_address,
+    wait_of,
+)
 
 __all__ = [
     "AnonRateThrottle",
@@ -63,10 +71,6 @@ GATES = "_rate_limit_gates"  # of a view with the gates that its request is with
 PENDING = "_rate_limit_pending"  # of a request with decisions of throttles not called
 SITE_RESPONSE = "_rate_limit_response"  # of an exception with the site's refusal
 
-NO_LIMITS = Limits(())
-
-Proceed = Callable[..., Any]  # the method of the framework, or of the site, itself
-
 
 class Unavailable(APIException):
     """Redis is unavailable, and a policy fails closed."""
@@ -77,6 +81,22 @@ class Unavailable(APIException):
     wait = 1
 
 
+class WithoutBody:
+    """A request whose body cannot be parsed, as limits see it.
+
+    The framework may raise its error at every look at the body, but the client has to
+    be counted, by its address.
+    """
+
+    data: Mapping[str, Any] = {}
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+
 # @rate_limit on a class
 
 
@@ -84,53 +104,41 @@ def limit_class(view_class: type, limits: Limits) -> type:
     """Have an APIView or ViewSet class check limits in its documented hooks."""
     inner: tuple[Limits, ...] = getattr(view_class, LIMITS, ())
     setattr(view_class, LIMITS, (limits, *inner))
-    if not inner:
-        _hook(view_class, "initialize_request", _initialize_request)
-        _hook(view_class, "initial", _initial)
-        _hook(view_class, "handle_exception", _handle_exception)
-        _hook(view_class, "finalize_response", _finalize_response)
+    if inner:
+        return view_class
+
+    for name, hook in {**FIRST_HOOKS, **LAST_HOOKS}.items():
+        method = getattr(view_class, name)
+        setattr(view_class, name, partialmethod(hook, method))
     return view_class
 
 
-def _hook(target: Any, name: str, hook: Callable[..., Any]) -> None:
-    """Have a method of a class, or of one view, called by way of a hook."""
-    method = getattr(target, name)
-    if not isinstance(target, type):
-        setattr(target, name, functools.partial(hook, target, method))
-        return
-
-    @functools.wraps(method)
-    def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return hook(self, functools.partial(method, self), *args, **kwargs)
-
-    setattr(target, name, hooked)
-
-
 def _initialize_request(
-    _view: Any, proceed: Proceed, request: Any, *args: Any, **kwargs: Any
+    view: Any, method: Any, request: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Begin the state on Django's own request, where middleware finds it."""
     state_of(request)
-    return proceed(request, *args, **kwargs)
+    return method(view, request, *args, **kwargs)
 
 
-def _initial(
-    view: Any, proceed: Proceed, request: Any, *args: Any, **kwargs: Any
-) -> None:
+def _initial(view: Any, method: Any, request: Any, *args: Any, **kwargs: Any) -> None:
     """Check what needs no user, authenticate, then check what needs one.
 
     A request that fails in between is counted before the framework responds to it.
     """
-    compiled = [compile_limits(limits) for limits in getattr(type(view), LIMITS)]
-    by_client = [limits.by_client for limits in compiled if limits.by_client]
+    _gates(view).append(begin(NO_LIMITS, request))
+    compiled = [compile_limits(limits) for limits in getattr(view, LIMITS)]
     by_user = [limits.by_user for limits in compiled if limits.by_user]
-    setattr(view, GATES, [begin(NO_LIMITS, request)])
 
+    counted = request
     error = _body_error(request, compiled)
-    for limits in by_client:
-        _check(view, limits, request)
+    if error is not None:
+        counted = WithoutBody(request)
+
+    for limits in compiled:
+        _check(view, limits.by_client, counted)
     try:
-        proceed(request, *args, **kwargs)
+        method(view, request, *args, **kwargs)
     except Exception as failure:  # noqa: BLE001  (raised below)
         error = failure
 
@@ -138,8 +146,9 @@ def _initial(
     if by_user and not is_throttled:
         authentication_error = _authentication_error(request)
         error = error or authentication_error
-        for limits in by_user:
-            _check(view, limits, request)
+        for part in by_user:
+            _check(view, part, counted)
+
     if error is not None:
         raise error
 
@@ -147,16 +156,13 @@ def _initial(
 def _body_error(request: Any, limits: Iterable[CompiledLimits]) -> Exception | None:
     """Parse a body that a policy reads; return the error, for the view to raise.
 
-    The framework raises it once: afterwards the body is empty.
+    The framework may raise it only once.
     """
     policies = [policy for compiled in limits for policy in compiled.policies]
     if not any(key_kind(policy.key) == "post" for policy in policies):
         return None
-    try:
-        _ = request.data
-    except Exception as error:  # noqa: BLE001
-        return error
-    return None
+
+    return _error_of(request, "data")
 
 
 def _authentication_error(request: Any) -> Exception | None:
@@ -164,66 +170,86 @@ def _authentication_error(request: Any) -> Exception | None:
 
     Its client is counted by address then.
     """
-    try:
-        _ = request.user
-    except Exception as error:  # noqa: BLE001
+    error = _error_of(request, "user")
+    if error is not None:
         request.user = AnonymousUser()
         request.auth = None
+    return error
+
+
+def _error_of(request: Any, attribute: str) -> Exception | None:
+    """Return what the framework raises when an attribute is read first."""
+    try:
+        getattr(request, attribute)
+    except Exception as error:  # noqa: BLE001
         return error
     return None
 
 
-def _check(view: Any, limits: Limits, request: Any) -> None:
+def _check(view: Any, limits: Limits | None, request: Any) -> None:
     """Check limits within the hooks of a view; raise what it is refused with."""
+    if limits is None:
+        return
+
     gate = begin(limits, request)
-    getattr(view, GATES).append(gate)
+    _gates(view).append(gate)
+
     refusal = check(gate)
     if refusal is None:
         return
 
     refund(gate, open_charges(gate))
-    error = refusal_error(refusal)
+    error: APIException = Throttled(whole_wait(refusal))
+    if refusal.unavailable:
+        error = Unavailable()
+
     if gate.compiled.response is not None:
         response = call_response(gate.compiled.response, request, refusal)
         setattr(error, SITE_RESPONSE, response)
     raise error
 
 
-def refusal_error(refusal: Decision) -> APIException:
-    """Return the exception of the framework for a refusal."""
-    if refusal.unavailable:
-        return Unavailable()
-    return Throttled(whole_wait(refusal))
-
-
-def _handle_exception(view: Any, proceed: Proceed, error: Exception) -> Any:
+def _handle_exception(view: Any, method: Any, error: Exception) -> Any:
     """Respond with the site's own refusal; leave the limits if nothing responds."""
     response = getattr(error, SITE_RESPONSE, None)
     if response is not None:
         return response
+
     try:
-        return proceed(error)
+        return method(view, error)
     except Exception:
         _leave_after_error(view)
         raise
 
 
 def _finalize_response(
-    view: Any, proceed: Proceed, request: Any, response: Any, *args: Any, **kwargs: Any
+    view: Any, method: Any, request: Any, response: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Refund what `charge_when` does not count, add the headers, leave the limits."""
     try:
-        response = proceed(request, response, *args, **kwargs)
+        response = method(view, request, response, *args, **kwargs)
         _finish(view, request, response)
     except Exception:
         _leave_after_error(view)
         raise
+
     _leave(view)
     return response
 
 
+Hooks = dict[str, Callable[..., Any]]
+FIRST_HOOKS: Hooks = {
+    "initialize_request": _initialize_request,
+    "initial": _initial,
+}
+LAST_HOOKS: Hooks = {
+    "handle_exception": _handle_exception,
+    "finalize_response": _finalize_response,
+}
+
+
 def _finish(view: Any, request: Any, response: Any) -> None:
-    gates: list[Gate] = getattr(view, GATES, [])
+    gates = _gates(view)
     refusal = state_of(request).refusal
     if refusal is None:
         for gate in reversed(gates):
@@ -236,14 +262,18 @@ def _finish(view: Any, request: Any, response: Any) -> None:
         suppress_log(request, response)
 
 
+def _gates(view: Any) -> list[Gate]:
+    return vars(view).setdefault(GATES, [])  # type: ignore[no-any-return]
+
+
 def _leave(view: Any) -> None:
-    gates: list[Gate] = getattr(view, GATES, [])
+    gates = _gates(view)
     while gates:
         leave(gates.pop())
 
 
 def _leave_after_error(view: Any) -> None:
-    for gate in getattr(view, GATES, []):
+    for gate in _gates(view):
         _refund(gate, charges_on_error(gate))
     _leave(view)
 
@@ -252,11 +282,13 @@ def _refund(gate: Gate, charges: list[Charge]) -> None:
     """Refund charges, in a task of its own where an async view has ended."""
     if not charges:
         return
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         refund(gate, charges)
         return
+
     for charge in charges:
         limiter.refund_later(charge.decision.receipts)
         gate.state.note_refund(charge)
@@ -270,38 +302,43 @@ def _observe_at_end(view: Any, request: Any) -> None:
     """
     if state_of(request).depth or not hasattr(view, "finalize_response"):
         return
-    setattr(view, GATES, [begin(NO_LIMITS, request)])
-    _hook(view, "handle_exception", _handle_exception)
-    _hook(view, "finalize_response", _finalize_response)
+
+    _gates(view).append(begin(NO_LIMITS, request))
+    for name, hook in LAST_HOOKS.items():
+        method = getattr(type(view), name)
+        setattr(view, name, partial(hook, view, method))
 
 
 # Throttles
 
 
-class BaseThrottle(throttling.BaseThrottle):
-    """The framework's, with addresses by RATE_LIMITER['TRUSTED_PROXIES'].
+class BaseThrottle(ByAddress, throttling.BaseThrottle):
+    """The framework's, with addresses by RATE_LIMITER['TRUSTED_PROXIES']."""
 
-    Unless NUM_PROXIES of the framework is set.
-    """
-
+    framework_settings = api_settings
     decision: Decision | None = None
-
-    def get_ident(self, request: Any) -> Any:
-        if api_settings.NUM_PROXIES is None:
-            return client_address(request)
-        return super().get_ident(request)
 
     def wait(self) -> float | None:
         """Return the seconds until the request would pass, if waiting helps."""
-        if self.decision is None or self.decision.retry_after == math.inf:
-            return None
-        return self.decision.retry_after
+        return wait_of(self.decision)
+
+
+def _anonymous(throttle: Any, request: Any) -> tuple[str, Any]:
+    kind, name = user_or_address(throttle, request)
+    if kind == "user":
+        return kind, None
+    return kind, name
 
 
 class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrottle):
     """Counts requests in Redis, exactly; a subclass says by `get_cache_key` whose."""
 
     framework = "drf"
+    names: ClassVar = {
+        throttling.AnonRateThrottle.get_cache_key: _anonymous,
+        throttling.UserRateThrottle.get_cache_key: user_or_address,
+        throttling.ScopedRateThrottle.get_cache_key: user_or_address,
+    }
 
     def allow_request(self, request: Any, view: Any) -> bool:
         self.decision = _decide(self, request, view)
@@ -318,39 +355,27 @@ class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrott
         return False
 
 
-def _anonymous(throttle: Any, request: Any) -> tuple[str, Any]:
-    kind, name = user_or_address(throttle, request)
-    if kind == "user":
-        return kind, None
-    return kind, name
-
-
 class AnonRateThrottle(SimpleRateThrottle, throttling.AnonRateThrottle):
     """Limits clients that are not logged in, by address."""
-
-    usual_key = (throttling.AnonRateThrottle.get_cache_key, _anonymous)
 
 
 class UserRateThrottle(SimpleRateThrottle, throttling.UserRateThrottle):
     """Limits users, and clients that are not logged in by address."""
-
-    usual_key = (throttling.UserRateThrottle.get_cache_key, user_or_address)
 
 
 class ScopedRateThrottle(SimpleRateThrottle, throttling.ScopedRateThrottle):
     """As UserRateThrottle, by the rate of the view's `throttle_scope`."""
 
     rate: str | None = None
-    usual_key = (throttling.ScopedRateThrottle.get_cache_key, user_or_address)
 
-    def plan_check(self, request: Any, *args: Any) -> Check | None:
-        view = args[0]
-        self.scope = getattr(view, self.scope_attr, None)
+    def plan_check(self, request: Any, checked: set[str], *view: Any) -> Check | None:
+        self.scope = getattr(view[0], self.scope_attr, None)
         if not self.scope:
             return None
+
         self.rate = self.get_rate()
         self.num_requests, self.duration = self.parse_rate(self.rate)
-        return super().plan_check(request, *args)
+        return super().plan_check(request, checked, *view)
 
 
 class PolicyThrottle(BaseThrottle):
@@ -369,9 +394,7 @@ class PolicyThrottle(BaseThrottle):
         super().__init_subclass__(**kwargs)
         cls._limits = PolicyLimits(cls.__qualname__, cls.policies)
 
-    def plan_check(
-        self, request: Any, view: Any, checked: Container[str]
-    ) -> Check | None:
+    def plan_check(self, request: Any, checked: set[str], *_: Any) -> Check | None:
         return self._limits.plan_check(request, checked)
 
     def allow_request(self, request: Any, view: Any) -> bool:
@@ -390,21 +413,26 @@ def _decide(throttle: Any, request: Any, view: Any) -> Decision | None:
     """Return the decision for a throttle; None if there is nothing to check."""
     if not conf.config().enabled:
         return None
+
+    pending = vars(request).setdefault(PENDING, defaultdict(list))
+    decisions: list[Decision | None] = pending[type(throttle)]
+    if not decisions:
+        batch = _batch(throttle, view)
+        decided = _decide_all(batch, request, view)
+        for member in batch:
+            pending[type(member)].append(decided.get(member))
+    return decisions.pop(0)
+
+
+def _batch(throttle: Any, view: Any) -> list[Any]:
+    """Return the throttles of a view that are decided together with this one."""
     if not _is_batched(throttle) or not hasattr(view, "get_throttles"):
-        return _decide_all([throttle], request, view).get(throttle)
+        return [throttle]
 
-    pending: list[tuple[type, Decision | None]] = vars(request).setdefault(PENDING, [])
-    kind = type(throttle)
-    if kind not in [pending_kind for pending_kind, _ in pending]:
-        throttles = list(filter(_is_batched, view.get_throttles()))
-        decisions = _decide_all(throttles, request, view)
-        pending[:] = [(type(each), decisions.get(each)) for each in throttles]
-
-    for index, (pending_kind, decision) in enumerate(pending):
-        if pending_kind is kind:
-            del pending[index]
-            return decision
-    return _decide_all([throttle], request, view).get(throttle)
+    batch = [member for member in view.get_throttles() if _is_batched(member)]
+    if type(throttle) not in map(type, batch):
+        return [throttle]
+    return batch
 
 
 def _is_batched(throttle: Any) -> bool:
@@ -422,11 +450,12 @@ def _decide_all(
 ) -> dict[Any, Decision]:
     """Decide for some throttles at the time of Redis, or of a test's `timer`."""
     _observe_at_end(view, request)
-    timers = [getattr(throttle, "timer", time.time) for throttle in throttles]
-    own_timers = [timer for timer in timers if timer is not time.time]
+
     clock: Any = nullcontext()
-    if own_timers:
-        clock = frozen_clock(round(own_timers[0]() * 1000))
+    for throttle in throttles:
+        timer = getattr(throttle, "timer", time.time)
+        if timer is not time.time:
+            clock = frozen_clock(round(timer() * 1000))
     with clock:
         decisions = decide(request, plan_checks(throttles, request, view))
 

@@ -11,34 +11,36 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import math
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ClassVar
 
+from django.http.response import HttpResponseBase
 from ninja import throttling
 from ninja.conf import settings
 from ninja.errors import Throttled
 
 from .. import conf
-from ..core.decision import Decision
+from ..core.decision import Decision, combine
 from ..core.policy import Policy
 from ..http.gate import begin, leave
+from ..http.headers import add_headers, add_refusal_headers, whole_wait
 from ..http.identity import load_user
-from ..http.limits import Limits
-from ..http.proxies import client_address
+from ..http.request_state import decision_about
 from ..http.site_functions import in_thread
 from ..limiter import Check
 from ..runtime import log
 from .throttles import (
+    NO_LIMITS,
+    ByAddress,
     PolicyLimits,
     RateThrottle,
     adecide,
     decide,
     plan_checks,
     user_or_address,
-    with_headers,
+    wait_of,
 )
 
 __all__ = [
@@ -50,16 +52,16 @@ __all__ = [
     "throttled",
 ]
 
-NO_LIMITS = Limits(())
-
-# Of the request that a thread or a task is busy with: the wait of the last refusal, and
-# the throttles to await.
-_wait: ContextVar[float | None] = ContextVar("wait", default=None)
+# Of the request that a thread or a task is busy with: the last refusal, and the
+# throttles to await.
+_refusal: ContextVar[Decision | None] = ContextVar("refusal", default=None)
 _to_await: ContextVar[list[Any] | None] = ContextVar("to_await", default=None)
 
 
-class BaseThrottle(throttling.BaseThrottle):
+class BaseThrottle(ByAddress, throttling.BaseThrottle):
     """Checks in Redis what a subclass plans for a request."""
+
+    framework_settings = settings
 
     def refusal(self, request: Any, decision: Decision | None) -> Decision | None:
         """Return the decision of the check, if it refuses the request."""
@@ -80,32 +82,11 @@ class BaseThrottle(throttling.BaseThrottle):
             _warn()
         decisions = decide(request, plan_checks([self], request))
         refusal = self.refusal(request, decisions.get(self))
-        _wait.set(_seconds(refusal))
+        _refusal.set(refusal)
         return refusal is None
 
     def wait(self) -> float | None:
-        return _wait.get()
-
-    def get_ident(self, request: Any) -> Any:
-        """Return the address, by RATE_LIMITER['TRUSTED_PROXIES'].
-
-        Unless NINJA_NUM_PROXIES is set.
-        """
-        if settings.NUM_PROXIES is None:
-            return client_address(request)
-        return super().get_ident(request)
-
-
-class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrottle):
-    """Counts requests in Redis, exactly; a subclass says by `get_cache_key` whose."""
-
-    framework = "ninja"
-
-
-def _anonymous(throttle: Any, request: Any) -> tuple[str, Any]:
-    if getattr(request, "auth", None) is not None:
-        return "ip", None
-    return "ip", throttle.get_ident(request)
+        return wait_of(_refusal.get())
 
 
 def _credential_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
@@ -115,22 +96,34 @@ def _credential_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
     return "token", str(auth)  # kept as a keyed digest
 
 
+def _anonymous(throttle: Any, request: Any) -> tuple[str, Any]:
+    kind, name = _credential_or_address(throttle, request)
+    if kind == "token":
+        return kind, None
+    return kind, name
+
+
+class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrottle):
+    """Counts requests in Redis, exactly; a subclass says by `get_cache_key` whose."""
+
+    framework = "ninja"
+    names: ClassVar = {
+        throttling.AnonRateThrottle.get_cache_key: _anonymous,
+        throttling.AuthRateThrottle.get_cache_key: _credential_or_address,
+        throttling.UserRateThrottle.get_cache_key: user_or_address,
+    }
+
+
 class AnonRateThrottle(SimpleRateThrottle, throttling.AnonRateThrottle):
     """Limits clients without credentials, by address."""
-
-    usual_key = (throttling.AnonRateThrottle.get_cache_key, _anonymous)
 
 
 class AuthRateThrottle(SimpleRateThrottle, throttling.AuthRateThrottle):
     """Limits by `request.auth`, and clients without credentials by address."""
 
-    usual_key = (throttling.AuthRateThrottle.get_cache_key, _credential_or_address)
-
 
 class UserRateThrottle(SimpleRateThrottle, throttling.UserRateThrottle):
     """Limits users, and clients that are not logged in by address."""
-
-    usual_key = (throttling.UserRateThrottle.get_cache_key, user_or_address)
 
 
 class PolicyThrottle(PolicyLimits, BaseThrottle):
@@ -170,7 +163,7 @@ def throttled(run: Callable[..., Any]) -> Callable[..., Any]:
     def checked(request: Any, **kwargs: Any) -> Any:
         gate = begin(NO_LIMITS, request)
         try:
-            return with_headers(request, run(request, **kwargs))
+            return _with_headers(request, run(request, **kwargs))
         finally:
             leave(gate)
 
@@ -198,7 +191,7 @@ def _throttled_async(run: Callable[..., Any], operation: Any) -> Callable[..., A
         finally:
             _to_await.reset(token)
             leave(gate)
-        return with_headers(request, response)
+        return _with_headers(request, response)
 
     operation.view_func = checked_view
     return checked
@@ -214,13 +207,16 @@ async def _check(request: Any) -> None:
 
     await load_user(request)
     decisions = await adecide(request, await _plan_checks(called, request))
-    refusals = []
-    for throttle in called:
-        refusal = throttle.refusal(request, decisions.get(throttle))
-        if refusal is not None:
-            refusals.append(refusal)
-    if refusals:
-        raise Throttled(_longest_wait(refusals))
+
+    refusals = [
+        throttle.refusal(request, decisions.get(throttle)) for throttle in called
+    ]
+    outcomes = [
+        outcome for refusal in refusals if refusal for outcome in refusal.outcomes
+    ]
+    refusal = combine(outcomes)
+    if refusal is not None:
+        raise Throttled(whole_wait(refusal))
 
 
 async def _plan_checks(throttles: list[Any], request: Any) -> dict[Any, Check]:
@@ -231,19 +227,14 @@ async def _plan_checks(throttles: list[Any], request: Any) -> dict[Any, Check]:
     return plan_checks(throttles, request)
 
 
-def _longest_wait(refusals: list[Decision]) -> int | None:
-    waits = [_seconds(refusal) for refusal in refusals]
-    known = [wait for wait in waits if wait is not None]
-    if not known:
-        return None
-    return math.ceil(max(known))
-
-
-def _seconds(refusal: Decision | None) -> float | None:
-    """Return the seconds until the request would pass, if waiting helps."""
-    if refusal is None or refusal.retry_after == math.inf:
-        return None
-    return refusal.retry_after
+def _with_headers(request: Any, response: Any) -> Any:
+    """Return a response with the headers of what was decided about the request."""
+    decision = decision_about(request)
+    if decision is not None and isinstance(response, HttpResponseBase):
+        add_headers(response.headers, decision)
+        if not decision.allowed:
+            add_refusal_headers(response, decision)
+    return response
 
 
 @functools.cache

@@ -1,34 +1,46 @@
 """What throttles for other frameworks have in common.
 
-A throttle has `plan_check(request, ..., checked)`, which returns the check to make, or
-None where it does not limit the request. `checked` has the names of the policies that
-others check. The checks of several throttles are decided in one round trip.
+A throttle has `plan_check(request, checked, *view)`, which returns the check to make,
+or None where it does not limit the request. `checked` has the names of the policies
+that others check; only REST framework gives throttles the view. The checks of several
+throttles are decided in one round trip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+import math
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
-
-from django.http.response import HttpResponseBase
+from typing import Any, ClassVar
 
 from .. import conf, limiter, signals
 from ..core.algorithms import SLIDING_WINDOW_COMPACT
-from ..core.decision import Decision, combine, strictest
+from ..core.decision import Decision, Outcome, combine, strictest
 from ..core.keys import encode_name
 from ..core.policy import DEFAULT, Policy, Rate
 from ..http.gate import plan_check
-from ..http.headers import add_headers, add_refusal_headers
 from ..http.limits import Limits, compile_limits
+from ..http.proxies import client_address
 from ..http.refusals import SUPPRESSED
-from ..http.request_state import decision_about, exceeds_limit, state_of
+from ..http.request_state import exceeds_limit, state_of
 from ..http.view_names import policy_name
 from ..limiter import Check, compile_policies
 from ..runtime import log, registry
 
+NO_LIMITS = Limits(())  # of a gate that only has its request observed at the end
 # How the frameworks write a key, unless the site has changed it.
 CACHE_FORMAT = "throttle_%(scope)s_%(ident)s"
+
+
+class ByAddress:
+    """Finds out addresses by TRUSTED_PROXIES, unless NUM_PROXIES is set."""
+
+    framework_settings: Any
+
+    def get_ident(self, request: Any) -> Any:
+        if self.framework_settings.NUM_PROXIES is None:
+            return client_address(request)
+        return super().get_ident(request)  # type: ignore[misc]
 
 
 class PolicyLimits:
@@ -43,12 +55,10 @@ class PolicyLimits:
         """Return them for the registry."""
         return [registry.LimitedView(self.name, self._limits.policies, {})]
 
-    def plan_check(self, request: Any, checked: Container[str]) -> Check | None:
+    def plan_check(self, request: Any, checked: set[str]) -> Check | None:
         """Plan the check of the policies that are not checked already."""
         compiled = compile_limits(self._limits)
-        outcomes = state_of(request).outcomes
-        others = {name for name in compiled.names if name in checked}
-        return plan_check(compiled, request, others.union(outcomes))
+        return plan_check(compiled, request, checked.union(state_of(request).outcomes))
 
     def calls_site(self) -> bool:
         """Return whether planning calls functions of the site."""
@@ -67,10 +77,10 @@ class RateThrottle:
     framework: str
     algo: str | None = SLIDING_WINDOW_COMPACT
     on_failure = "open"
-    # The framework's `get_cache_key` of a class, and a function of the throttle and the
-    # request that returns the kind and the name of who is counted instead of the key,
-    # so that overrides of users and addresses apply.
-    usual_key: tuple[Any, Any] = (None, None)
+    # For each `get_cache_key` of the framework, a function of the throttle and the
+    # request. It returns the kind and the name of who is counted instead of the key, so
+    # that overrides of users and addresses apply.
+    names: ClassVar[dict[Any, Any]] = {}
 
     def parse_rate(self, rate: str | None) -> tuple[int | None, int | None]:
         if rate is None:
@@ -81,18 +91,20 @@ class RateThrottle:
         """Return whether the key is the site's own."""
         if "get_cache_key" in vars(self) or self.cache_format != CACHE_FORMAT:
             return True
-        return type(self).get_cache_key is not self.usual_key[0]
+        return type(self).get_cache_key not in self.names
 
-    def plan_check(self: Any, request: Any, *args: Any) -> Check | None:
+    def plan_check(
+        self: Any, request: Any, checked: set[str], *view: Any
+    ) -> Check | None:
         """Plan the check; None for a request that is not throttled."""
         if self.rate is None:
             return None
 
         if self.calls_site():
             kind = "key"
-            name = self.get_cache_key(request, *args[:-1])
+            name = self.get_cache_key(request, *view)
         else:
-            kind, name = self.usual_key[1](self, request)
+            kind, name = self.names[type(self).get_cache_key](self, request)
         if name is None:
             return None
 
@@ -131,22 +143,27 @@ def user_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
     return "ip", throttle.get_ident(request)
 
 
-def plan_checks(throttles: Iterable[Any], *args: Any) -> dict[Any, Check]:
+def wait_of(refusal: Decision | None) -> float | None:
+    """Return the seconds until a refused request would pass, if waiting helps."""
+    if refusal is None or refusal.retry_after == math.inf:
+        return None
+    return refusal.retry_after
+
+
+def plan_checks(throttles: Iterable[Any], request: Any, *view: Any) -> dict[Any, Check]:
     """Plan the check of each throttle; a policy that several name is checked once."""
     checks: dict[Any, Check] = {}
-    names: set[str] = set()
+    checked: set[str] = set()
     for throttle in throttles:
-        check = throttle.plan_check(*args, names)
+        check = throttle.plan_check(request, checked, *view)
         if check is not None:
             checks[throttle] = check
-            names |= check.policy_set.names
+            checked |= check.policy_set.names
     return checks
 
 
 def decide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]:
     """Decide the checks of throttles, and keep the decisions with the request."""
-    if not checks:
-        return {}
     decisions = limiter.check_each([*checks.values()])
     record(request, decisions)
     return dict(zip(checks, decisions, strict=True))
@@ -154,43 +171,35 @@ def decide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]:
 
 async def adecide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]:
     """As `decide`, natively async."""
-    if not checks:
-        return {}
     decisions = await limiter.acheck_each([*checks.values()])
-    await _arecord(request, decisions)
+    exceeding = _keep(request, decisions)
+    if exceeding is not None:
+        await signals.asend(signals.rate_limited, request=request, decision=exceeding)
     return dict(zip(checks, decisions, strict=True))
 
 
-def record(request: Any, decisions: Sequence[Decision]) -> None:
+def record(request: Any, decisions: Iterable[Decision]) -> None:
     """Keep decisions with the request, and signal if one exceeds a limit."""
     exceeding = _keep(request, decisions)
     if exceeding is not None:
         signals.send(signals.rate_limited, request=request, decision=exceeding)
 
 
-async def _arecord(request: Any, decisions: Sequence[Decision]) -> None:
-    """As `record`, natively async."""
-    exceeding = _keep(request, decisions)
-    if exceeding is not None:
-        await signals.asend(signals.rate_limited, request=request, decision=exceeding)
-
-
-def _keep(request: Any, decisions: Sequence[Decision]) -> Decision | None:
+def _keep(request: Any, decisions: Iterable[Decision]) -> Decision | None:
     """Keep decisions with the request; return them as one if a limit is exceeded.
 
     Outside of any limits, they are observed at once.
     """
     state = state_of(request)
+    outcomes: list[Outcome] = []
     for decision in decisions:
         state.add(decision, cost=1)
+        outcomes += decision.outcomes
 
-    decided = decisions[0]
-    if len(decisions) > 1:
-        outcomes = [outcome for each in decisions for outcome in each.outcomes]
-        decided = combine(outcomes)  # type: ignore[assignment]
-    if not decided.allowed:
-        state.refusal = decided
-    exceeding = [outcome for outcome in decided.outcomes if exceeds_limit(outcome)]
+    combined = combine(outcomes)
+    if combined is not None and not combined.allowed:
+        state.refusal = combined
+    exceeding = [outcome for outcome in outcomes if exceeds_limit(outcome)]
     if exceeding:
         method = request.method or ""
         if log.refusal(strictest(exceeding), method, request.path, block=True):
@@ -199,15 +208,5 @@ def _keep(request: Any, decisions: Sequence[Decision]) -> Decision | None:
     if state.depth == 0:
         state.observe()
     if exceeding:
-        return decided
+        return combined
     return None
-
-
-def with_headers(request: Any, response: Any) -> Any:
-    """Return a response with the headers of what was decided about the request."""
-    decision = decision_about(request)
-    if decision is not None and isinstance(response, HttpResponseBase):
-        add_headers(response.headers, decision)
-        if not decision.allowed:
-            add_refusal_headers(response, decision)
-    return response

@@ -10,9 +10,7 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
-from .. import __version__, conf
-from ..backend.scripts import SCRIPTS
-from ..core.algorithms import ALGORITHMS
+from .. import conf
 from ..core.callers import Caller
 from ..core.decision import Decision, Outcome
 from ..core.policy import Policy, Rate, nearest
@@ -155,21 +153,6 @@ def policy_json(policy: Policy) -> Json:
         answer["limit"] = policy.capacity
         answer["window"] = policy.window
     return answer
-
-
-def info_json() -> Json:
-    """Return what runs here."""
-    scripts = [
-        {"name": script.name, "version": script.version, "sha1": script.sha}
-        for script in SCRIPTS
-    ]
-    return {
-        "name": "rlaas_django",
-        "version": __version__,
-        "defaultAlgorithm": conf.config().algo,
-        "algorithms": [*ALGORITHMS],
-        "scripts": scripts,
-    }
 
 
 def _decision_text(decision: Decision) -> str:

@@ -13,9 +13,7 @@ from django.views.decorators.debug import sensitive_variables
 
 from .. import conf
 from ..core.callers import Caller
-from ..http.site_functions import in_thread
 from .answers import ProblemError
-from .calls import Call
 
 CLOSED = (
     "This service has no callers yet: run `manage.py rlaas token new <name>` and put "
@@ -25,8 +23,11 @@ CLOSED = (
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
-async def authenticate(request: HttpRequest, verb: str, call: Call) -> Caller:
-    """Return who calls the service, if it may do this."""
+def by_token(request: HttpRequest) -> Caller | None:
+    """Return the owner of the request's token; None where the site's function decides.
+
+    ProblemError where there is no such function.
+    """
     service = conf.config().service
     if not service.is_open:
         raise ProblemError(CLOSED, 403)
@@ -35,18 +36,17 @@ async def authenticate(request: HttpRequest, verb: str, call: Call) -> Caller:
     if caller is None and service.authenticate is None:
         detail = "Send a token of this service: 'Authorization: Bearer <token>'."
         raise ProblemError(detail, 401, CHALLENGE)
+    return caller
 
-    if caller is None:
-        caller = await call(_by_site, in_thread(_by_site), request, verb)
 
+def require_verb(caller: Caller, verb: str) -> None:
+    """Raise a ProblemError unless the caller may do this."""
     if verb not in caller.verbs:
         verbs = ", ".join(sorted(caller.verbs))
         raise ProblemError(f"{caller.name!r} may not {verb!r}; it may {verbs}.", 403)
 
-    return caller
 
-
-def _by_site(request: HttpRequest, verb: str) -> Caller:
+def by_site(request: HttpRequest, verb: str) -> Caller:
     """Return whom the site's own function names."""
     function: Any = conf.config().service.authenticate
     if not getattr(function, "csrf_exempt", False):

@@ -1,7 +1,7 @@
 """The endpoints: what each reads, calls and responds.
 
 An endpoint gets the request, who calls it, and `call`, by which it calls the limiter
-(see calls.py).
+(see views.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from django.apps import apps
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils.module_loading import import_string
 
-from .. import backend, conf, limiter
+from .. import __version__, backend, conf, limiter
+from ..backend.scripts import SCRIPTS
+from ..core.algorithms import ALGORITHMS
 from ..core.callers import Caller
+from ..core.decision import Decision
 from ..core.keys import EncodedIdentity
 from ..http.identity import read_name
 from ..http.proxies import client_address
@@ -28,22 +31,21 @@ from .answers import (
     ProblemError,
     decision_json,
     decision_response,
-    info_json,
     policy_json,
     require_available,
     wants_text,
     with_headers,
 )
-from .calls import Call
 from .parsing import (
     FIELDS,
-    Subject,
     compile_names,
     parse_subject,
+    plan_check,
     read_object,
     read_subject,
     require_policy,
 )
+from .views import Call
 
 MAX_BATCH = 1_000
 # Not imported where it is not installed.
@@ -58,7 +60,7 @@ async def check(request: HttpRequest, caller: Caller, call: Call) -> HttpRespons
     as_text = request.method != "POST" and wants_text(request)
     subject = read_subject(request, caller)
 
-    decision = await _check(subject, caller, call)
+    [decision] = await _decide([subject.check], caller, call)
 
     response = decision_response(request, decision, caller, as_text=as_text)
     response.headers["Vary"] = "Accept"
@@ -75,21 +77,22 @@ async def check_batch(request: HttpRequest, caller: Caller, call: Call) -> HttpR
         detail = f'"checks" should be a list of at most {MAX_BATCH:,} checks.'
         raise ProblemError(detail)
 
-    plans = [_plan_or_problem(item, caller) for item in items]
-    checks = [plan for plan in plans if isinstance(plan, Check)]
-    decisions = await call(limiter.check_each, limiter.acheck_each, checks)
+    plans: list[Check | ProblemError] = []
+    for item in items:
+        try:
+            plans.append(parse_subject(item, caller).check)
+        except ProblemError as problem:
+            plans.append(problem)
 
-    remaining = iter(decisions)
+    checks = [plan for plan in plans if isinstance(plan, Check)]
+    decisions = iter(await _decide(checks, caller, call))
+
     results = []
     for plan in plans:
         if isinstance(plan, ProblemError):
             results.append({"error": plan.members()})
-            continue
-
-        decision = next(remaining)
-        if conf.config().enabled:
-            observe(decision, caller.source)
-        results.append(decision_json(decision, caller, in_batch=True))
+        else:
+            results.append(decision_json(next(decisions), caller, in_batch=True))
 
     return JsonResponse({"results": results})
 
@@ -99,9 +102,11 @@ async def usage(request: HttpRequest, caller: Caller, call: Call) -> HttpRespons
 
     GET usage?userId=alice&policy=search, or POST {"userId": "alice"}.
     """
-    identity, policy_set, cost = read_subject(request, caller)
+    identity, planned = read_subject(request, caller)
+    policies = planned.policy_set
+    cost = planned.cost
 
-    decision = await call(limiter.peek, limiter.apeek, identity, policy_set, cost=cost)
+    decision = await call(limiter.peek, limiter.apeek, identity, policies, cost=cost)
     require_available(decision)
 
     response = JsonResponse(decision_json(decision, caller))
@@ -132,8 +137,8 @@ async def reset(request: HttpRequest, caller: Caller, call: Call) -> HttpRespons
     POST {"userId": "alice", "policy": "search"}.
     """
     fields = [field for field in FIELDS if field != "cost"]
-    identity, policy_set, _ = read_subject(request, caller, fields)
-    policies = policy_set.policies
+    identity, planned = read_subject(request, caller, fields)
+    policies = planned.policy_set.policies
 
     deleted = await call(limiter.reset, limiter.areset, identity, policies)
     return JsonResponse({"deleted": deleted})
@@ -142,14 +147,26 @@ async def reset(request: HttpRequest, caller: Caller, call: Call) -> HttpRespons
 async def policies(_: HttpRequest, caller: Caller, __: Call) -> HttpResponse:
     """Return the policies that a caller may use."""
     known = conf.config().policies.values()
+    usable = [policy_json(policy) for policy in known if caller.may_use(policy.name)]
 
-    usable = [policy for policy in known if caller.may_use(policy.name)]
-    return JsonResponse({"policies": [policy_json(policy) for policy in usable]})
+    return JsonResponse({"policies": usable})
 
 
 async def info(*_: Any) -> HttpResponse:
     """Return what runs here."""
-    return JsonResponse(info_json())
+    scripts = [
+        {"name": script.name, "version": script.version, "sha1": script.sha}
+        for script in SCRIPTS
+    ]
+    return JsonResponse(
+        {
+            "name": "rlaas_django",
+            "version": __version__,
+            "defaultAlgorithm": conf.config().algo,
+            "algorithms": [*ALGORITHMS],
+            "scripts": scripts,
+        }
+    )
 
 
 async def openapi(request: HttpRequest, *_: Any) -> HttpResponse:
@@ -183,13 +200,11 @@ async def health(_: HttpRequest, __: Caller, call: Call) -> HttpResponse:
 
     servers = backend.topology().servers()
     failing = sum(server.breaker.error is not None for server in servers)
-    if failing:
-        reason = f"{failing} of {len(servers)} Redis servers are unavailable."
-    elif decision.degraded:
-        reason = "Redis is unavailable."
-    else:
+    if not failing and not decision.degraded:
         return JsonResponse({"status": "UP", "reasons": []})
 
+    # The one that did not reply now may reply to the next call.
+    reason = f"{max(1, failing)} of {len(servers)} Redis servers are unavailable."
     return JsonResponse({"status": "DOWN", "reasons": [reason]}, status=503)
 
 
@@ -206,10 +221,9 @@ async def forward_auth(
     request, and takes only a 200 for allowed.
     """
     policy_set = compile_names(policies.split(","), caller)
-    subject = Subject(_proxied_identity(request, policy_set), policy_set)
-    subject.plan()  # raises what is wrong with it
+    planned = plan_check(_proxied_identity(request, policy_set), policy_set)
 
-    decision = await _check(subject, caller, call)
+    [decision] = await _decide([planned], caller, call)
 
     if not decision.allowed:
         return decision_response(request, decision, caller, as_text=True)
@@ -218,25 +232,15 @@ async def forward_auth(
     return with_headers(HttpResponse(status=status), decision)
 
 
-async def _check(subject: Subject, caller: Caller, call: Call) -> Any:
-    """Return the decision about a subject."""
-    identity, policy_set, cost = subject
-    return await call(
-        limiter.check,
-        limiter.acheck,
-        identity,
-        policy_set,
-        cost=cost,
-        source=caller.source,
+async def _decide(checks: list[Check], caller: Caller, call: Call) -> list[Decision]:
+    """Decide checks, each as by itself, and have them observed."""
+    decisions: list[Decision] = await call(
+        limiter.check_each, limiter.acheck_each, checks
     )
-
-
-def _plan_or_problem(item: Any, caller: Caller) -> Check | ProblemError:
-    """Return the check of an item of a batch, or what is wrong with the item."""
-    try:
-        return parse_subject(item, caller).plan()
-    except ProblemError as problem:
-        return problem
+    if conf.config().enabled:
+        for decision in decisions:
+            observe(decision, caller.source)
+    return decisions
 
 
 @cache

@@ -38,27 +38,10 @@ _is_kind = re.compile(r"user|ip|token|key|(header|get|post):.+", re.DOTALL).full
 
 
 class Subject(NamedTuple):
-    """Who is checked, under which policies, at which cost."""
+    """Who is checked, and the check: under which policies, at which cost."""
 
     identity: Identity
-    policy_set: PolicySet
-    cost: int = 1
-
-    def plan(self) -> Check:
-        """Return the check; ProblemError when the policies cannot decide it."""
-        policy_set = self.policy_set
-        try:
-            policy_set.check_cost(self.cost)
-        except ValueError as error:
-            raise ProblemError(str(error)) from None
-
-        try:
-            return plan(self.identity, policy_set, self.cost)
-        except ValueError:
-            # Not its text, which has the identity: that may be a credential.
-            keys = {policy.key for policy in policy_set.policies}
-            kinds = sorted(key for key in keys if isinstance(key, str))
-            raise ProblemError(WHO.format(", ".join(kinds))) from None
+    check: Check
 
 
 def read_subject(
@@ -70,9 +53,7 @@ def read_subject(
     else:
         source = _read_query(request)
 
-    subject = parse_subject(source, caller)
-    subject.plan()  # raises what is wrong with it
-    return subject
+    return parse_subject(source, caller)
 
 
 def parse_subject(source: Any, caller: Caller) -> Subject:
@@ -81,8 +62,24 @@ def parse_subject(source: Any, caller: Caller) -> Subject:
 
     policy_set = compile_names(_parse_policies(source), caller)
     cost = _parse_cost(source.get("cost", 1))
+    try:
+        policy_set.check_cost(cost)
+    except ValueError as error:
+        raise ProblemError(str(error)) from None
+
     identity = _parse_identity(source)
-    return Subject(identity, policy_set, cost)
+    return Subject(identity, plan_check(identity, policy_set, cost))
+
+
+def plan_check(identity: Identity, policy_set: PolicySet, cost: int = 1) -> Check:
+    """Return the check; ProblemError for an identity that the policies do not count."""
+    try:
+        return plan(identity, policy_set, cost)
+    except ValueError:
+        # Not its text, which has the identity: that may be a credential.
+        keys = {policy.key for policy in policy_set.policies}
+        kinds = sorted(key for key in keys if isinstance(key, str))
+        raise ProblemError(WHO.format(", ".join(kinds))) from None
 
 
 def compile_names(names: list[str], caller: Caller) -> PolicySet:

@@ -13,45 +13,36 @@ from django.urls import URLPattern, path, re_path
 from . import endpoints
 from .views import sync_view
 
+GET = ("GET", "HEAD")
+POST = ("POST",)
+GET_OR_POST = ("GET", "POST", "HEAD")
+# The method is that of the original request, where a proxy keeps it.
+FORWARDED = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD")
+
+# Of each endpoint: its path, its function, the verb that a caller needs, if any, and
+# its methods.
+ENDPOINTS = (
+    ("check", endpoints.check, "check", GET_OR_POST),
+    ("check/batch", endpoints.check_batch, "check", POST),
+    ("usage", endpoints.usage, "usage", GET_OR_POST),
+    ("refund", endpoints.refund, "refund", POST),
+    ("reset", endpoints.reset, "reset", POST),
+    ("policies", endpoints.policies, "policies", GET),
+    ("info", endpoints.info, "info", GET),
+    ("metrics", endpoints.metrics, "metrics", GET),
+    ("health", endpoints.health, None, GET),
+    ("openapi.json", endpoints.openapi, None, GET),
+)
 # `auth/<policies>`, and what Envoy appends to it: the path of the original request.
 AUTH = r"^auth(?:/(?P<policies>[^/]+)(?P<path>/.*)?)?$"
-# The method is that of the original request, where a proxy keeps it.
-FORWARDED = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 def patterns(view: Callable[..., Any]) -> list[URLPattern]:
-    """Return the URL patterns, with sync or async views.
-
-    A view has a function, the verb that a caller needs, if any, and its methods.
-    """
+    """Return the URL patterns, with sync or async views."""
+    auth = view(endpoints.forward_auth, "check", FORWARDED)
     return [
-        path(
-            "check",
-            view(endpoints.check, "check", "GET", "POST"),
-            name="check",
-        ),
-        path(
-            "check/batch",
-            view(endpoints.check_batch, "check", "POST"),
-            name="check-batch",
-        ),
-        path(
-            "usage",
-            view(endpoints.usage, "usage", "GET", "POST"),
-            name="usage",
-        ),
-        path("refund", view(endpoints.refund, "refund", "POST"), name="refund"),
-        path("reset", view(endpoints.reset, "reset", "POST"), name="reset"),
-        path("policies", view(endpoints.policies, "policies", "GET"), name="policies"),
-        path("info", view(endpoints.info, "info", "GET"), name="info"),
-        path("metrics", view(endpoints.metrics, "metrics", "GET"), name="metrics"),
-        path("health", view(endpoints.health, None, "GET"), name="health"),
-        path("openapi.json", view(endpoints.openapi, None, "GET"), name="openapi"),
-        re_path(
-            AUTH,
-            view(endpoints.forward_auth, "check", *FORWARDED),
-            name="auth",
-        ),
+        *[path(route, view(*rest), name=route) for route, *rest in ENDPOINTS],
+        re_path(AUTH, auth, name="auth"),
     ]
 
 

@@ -1,11 +1,13 @@
 """The views: who calls, by which method, under which limit; then the endpoint.
 
-The sync and the async view of an endpoint have one body, `Endpoint.respond`.
+An endpoint is an async function, written once for sync and async views. It awaits
+`call(limiter.check, limiter.acheck, ...)`, which calls the first function in a sync
+view, and awaits the second in an async one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple
 
 from django.db import transaction
@@ -16,9 +18,11 @@ from .. import limiter
 from ..backend import UnavailableError
 from ..core.callers import Caller
 from ..decorators import rate_limit_exempt
+from ..http.site_functions import in_thread
 from .answers import ProblemError, problem_response, require_available
-from .auth import authenticate
-from .calls import Call, call_async, call_sync, run
+from .auth import by_site, by_token, require_verb
+
+Call = Callable[..., Awaitable[Any]]
 
 ANYBODY = Caller("anybody", frozenset())
 UNAVAILABLE = ProblemError("Redis is unavailable.", 503, {"Retry-After": "1"})
@@ -37,13 +41,7 @@ class Endpoint(NamedTuple):
         """Return the response to a request."""
         try:
             self._require_method(request)
-
-            caller = ANYBODY
-            if self.verb is not None:
-                caller = await authenticate(request, self.verb, call)
-            if caller.limit is not None:
-                await _require_quota(caller, call)
-
+            caller = await self._authenticate(request, call)
             response = await self.function(request, caller, call, **arguments)
         except ProblemError as problem:
             response = problem_response(problem)
@@ -57,14 +55,23 @@ class Endpoint(NamedTuple):
         return response
 
     def _require_method(self, request: HttpRequest) -> None:
-        """Raise a ProblemError for another method."""
-        allowed = self.methods
-        if "GET" in allowed:
-            allowed = (*allowed, "HEAD")
-
-        if request.method not in allowed:
+        if request.method not in self.methods:
             detail = f"Use {' or '.join(self.methods)}."
-            raise ProblemError(detail, 405, {"Allow": ", ".join(allowed)})
+            raise ProblemError(detail, 405, {"Allow": ", ".join(self.methods)})
+
+    async def _authenticate(self, request: HttpRequest, call: Call) -> Caller:
+        """Return who calls, if it may do this, and is not over its own limit."""
+        if self.verb is None:
+            return ANYBODY
+
+        caller: Caller | None = by_token(request)
+        if caller is None:
+            caller = await call(by_site, in_thread(by_site), request, self.verb)
+
+        require_verb(caller, self.verb)
+        if caller.limit is not None:
+            await _require_quota(caller, call)
+        return caller
 
 
 async def _require_quota(caller: Caller, call: Call) -> None:
@@ -84,27 +91,51 @@ async def _require_quota(caller: Caller, call: Call) -> None:
         raise ProblemError(detail, 429, decision=decision)
 
 
-def sync_view(function: Any, verb: str | None, *methods: str) -> Any:
+def sync_view(*endpoint: Any) -> Any:
     """Return the view of an endpoint for WSGI."""
-    endpoint = Endpoint(function, verb, methods)
+    respond = Endpoint(*endpoint).respond
 
-    @rate_limit_exempt  # a caller may have a limit of its own
-    @csrf_exempt  # `auth` checks it where no token says who calls
-    @transaction.non_atomic_requests
     def view(request: HttpRequest, **arguments: Any) -> Any:
-        return run(endpoint.respond(request, call_sync, **arguments))
+        return _run(respond(request, _call_sync, **arguments))
 
-    return view
+    return _marked(view)
 
 
-def async_view(function: Any, verb: str | None, *methods: str) -> Any:
+def async_view(*endpoint: Any) -> Any:
     """Return the view of an endpoint for ASGI."""
-    endpoint = Endpoint(function, verb, methods)
+    respond = Endpoint(*endpoint).respond
 
-    @rate_limit_exempt
-    @csrf_exempt
-    @transaction.non_atomic_requests
     async def view(request: HttpRequest, **arguments: Any) -> Any:
-        return await endpoint.respond(request, call_async, **arguments)
+        return await respond(request, _call_async, **arguments)
 
-    return view
+    return _marked(view)
+
+
+def _marked(view: Any) -> Any:
+    """Exempt a view from what Django and our middleware do for the site's own views.
+
+    A caller may have a limit of its own, and `auth` protects against CSRF where no
+    token says who calls.
+    """
+    view = transaction.non_atomic_requests(view)
+    return rate_limit_exempt(csrf_exempt(view))
+
+
+async def _call_sync(function: Any, _: Any, *arguments: Any, **options: Any) -> Any:
+    return function(*arguments, **options)
+
+
+async def _call_async(_: Any, function: Any, *arguments: Any, **options: Any) -> Any:
+    return await function(*arguments, **options)
+
+
+def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a coroutine that only makes sync calls.
+
+    It never waits, so it needs no event loop: it ends at its first step.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise RuntimeError("A sync view waited for something.")

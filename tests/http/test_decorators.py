@@ -1248,6 +1248,11 @@ def test_a_rate_function_that_is_not_given_as_rate_is_an_error_when_it_is_applie
         rate_limit(rate_for)(view)
 
 
+def test_a_rate_function_beside_other_limits_is_an_error():
+    with pytest.raises(PolicyError, match="rate="):
+        rate_limit("5/m", rate_of_plan)
+
+
 def test_a_function_without_a_request_is_an_error():
     with pytest.raises(TypeError, match="no request among the arguments"):
         rate_limit("5/m")(lambda number: number)(5)

@@ -200,7 +200,7 @@ def test_addresses_are_those_behind_trusted_proxies_or_of_ip_meta_key(clock, con
     settings.RATELIMIT_IP_META_KEY = lambda request: "198.51.100.7"
     assert "198.51.100.0%2F24" in counted()
     settings.RATELIMIT_IP_META_KEY = "HTTP_X_UNKNOWN"
-    with pytest.raises(ImproperlyConfigured, match="is no address; see RATELIMIT_IP_META_KEY"):
+    with pytest.raises(ImproperlyConfigured, match="is not an address; see RATELIMIT_IP_META_KEY"):
         counted()
 
 

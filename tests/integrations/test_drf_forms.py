@@ -45,7 +45,6 @@ from tests.support.internals import SITE_STATISTICS, check_settings, flush_stati
 ADDRESS = "ip=203.0.113.9"
 RIGHT, WRONG = "41", "?"
 AUTHENTICATED: list[str | None] = []  # the credentials that were looked at
-check_to_be_written = pytest.mark.xfail(strict=False, reason="W013 does not know dispatch and sessions yet")
 
 
 class ByHeader(BaseAuthentication):
@@ -1075,13 +1074,7 @@ def test_on_a_class_and_inside_a_key_by_user_is_no_warning(warnings, form, key):
     assert warnings(form(limit(key))) == 0
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        pytest.param(form, id=name, marks=[check_to_be_written] if name == "dispatch" else [])
-        for name, form in OUTSIDE.items()
-    ],
-)
+@outside
 @by_user
 def test_outside_a_key_by_user_is_a_warning(warnings, form, key):
     assert warnings(form(limit(key))) == 1
@@ -1094,6 +1087,5 @@ def test_outside_a_key_by_address_is_no_warning(warnings, form):
 
 @outside
 @by_user
-@check_to_be_written
 def test_outside_a_key_by_user_is_no_warning_where_authentication_is_by_session(warnings, form, key):
     assert warnings(form(limit(key), authentication_classes=[SessionAuthentication])) == 0

@@ -128,8 +128,8 @@ def test_tokens_are_in_no_log_and_no_error_report(service, monkeypatch, caplog, 
     async def afail(*args, **kwargs):
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(limiter_module, "check", fail)
-    monkeypatch.setattr(limiter_module, "acheck", afail)
+    monkeypatch.setattr(limiter_module, "check_each", fail)
+    monkeypatch.setattr(limiter_module, "acheck_each", afail)
     client = (AsyncClient if service.handler == "asgi" else Client)(raise_request_exception=False)
     reports = []
     monkeypatch.setattr(

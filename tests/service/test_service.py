@@ -458,11 +458,11 @@ async def test_under_asgi_the_event_loop_decides(settings, configure, monkeypatc
     configure(SERVICE={"TOKENS": TOKENS}, POLICIES=POLICIES)
     loops = []
 
-    async def acheck(*args, **kwargs):
+    async def acheck_each(checks):
         loops.append(asyncio.get_running_loop())
-        return check(*args, **kwargs)
+        return limiter_module.check_each(checks)
 
-    monkeypatch.setattr(limiter_module, "acheck", acheck)
+    monkeypatch.setattr(limiter_module, "acheck_each", acheck_each)
     response = await AsyncClient().get("/rlaas/check?userId=a", headers={"Authorization": f"Bearer {LESSER}"})
     assert response.status_code == 200
     assert loops == [asyncio.get_running_loop()]

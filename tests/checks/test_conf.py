@@ -21,14 +21,14 @@ def test_without_a_setting_the_defaults_apply(settings):
 def test_the_top_level_is_the_default_policy(configure):
     configure(USE_ALGO="fixed-window-algo", WINDOW_SIZE=10, MAX_REQUESTS=3)
     decision = check("alice")
-    assert (decision.policy, decision.limit, decision.remaining) == ("default", 3, 2)
+    assert (decision.policy.name, decision.limit, decision.remaining) == ("default", 3, 2)
     assert decision.ttl <= 10
 
 
 def test_a_named_policy_is_found_by_its_name(configure):
     configure(POLICIES={"search": {"rate": "30/10s", "key": "ip", "algo": "token-bucket-algo", "burst": 60}})
     decision = check("203.0.113.9", "search")
-    assert (decision.policy, decision.limit) == ("search", 60)
+    assert (decision.policy.name, decision.limit) == ("search", 60)
     assert decision.outcomes[0].identity == "ip=203.0.113.9"
 
 

@@ -23,7 +23,7 @@ class RlaasDjangoConfig(AppConfig):
 
 def _register_background_jobs() -> None:
     from .limiter import networks
-    from .operators.restoring import restore_lost_overrides
+    from .operators.actions import restore_lost_overrides
     from .runtime.background import AT_EXIT, AT_START, WHEN_STALLED, register
     from .stats import recorder
 

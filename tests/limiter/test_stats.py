@@ -16,7 +16,7 @@ from django.db import connections
 from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory, override_settings
 from rlaas_django import Policy, backend, check, rate_limit
-from rlaas_django.operators import restoring
+from rlaas_django.operators import actions
 from rlaas_django.runtime import background, observers, process
 from rlaas_django.stats import reader, recorder, schema
 from rlaas_django.stats.schema import user_agent_class
@@ -469,7 +469,7 @@ class TestBackground:
 
         monkeypatch.setattr("rlaas_django.models.Override.publish_missing", fail)
         monkeypatch.setitem(connections.settings["default"], "ENGINE", f"django.db.backends.{engine}")
-        monkeypatch.setattr(restoring.state, "next_comparison", 0.0)
+        monkeypatch.setattr(actions.state, "next_comparison", 0.0)
         background.run(20)
         assert ("restore_lost_overrides failed" in caplog.text) == logged
 

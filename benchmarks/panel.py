@@ -11,7 +11,7 @@ from django.core.management import call_command
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import reverse
-from rlaas_django import Policy, check, rate_limit, stats
+from rlaas_django import Policy, check, rate_limit
 from rlaas_django.runtime import background
 from rlaas_django.runtime.observers import REQUEST, Observation
 from rlaas_django.stats import recorder
@@ -97,7 +97,7 @@ def notes(effort: Effort) -> Findings:
     background.run()
     found = [
         (
-            time_per_call(partial(next, map(stats.record, observations(2_000))), 2_000) * 1e6,
+            time_per_call(partial(next, map(recorder.record, observations(2_000))), 2_000) * 1e6,
             time_per_call(lambda: check("203.0.113.9", policy), 500) * 1e6,
             flush_time(observations(2_000)) * 1e6,
         )
@@ -117,5 +117,5 @@ def notes(effort: Effort) -> Findings:
 def flush_time(observations: list[Observation]) -> float:
     recorder.flush()
     for observation in observations:
-        stats.record(observation)
+        recorder.record(observation)
     return time_per_call(recorder.flush, 1) / len(observations)

@@ -12,18 +12,19 @@ class RlaasDjangoConfig(AppConfig):
     verbose_name = _("Rate limits")
 
     def ready(self) -> None:
-        from . import checks, stats  # noqa: F401  (to import the checks registers them)
+        from . import checks  # noqa: F401  (to import the checks registers them)
         from .http.refusals import SuppressedRefusals
         from .runtime import observers
+        from .stats import recorder
 
-        observers.add(stats.record, count=stats.count)
+        observers.add(recorder.record, count=recorder.count)
         _register_background_jobs()
         logging.getLogger("django.request").addFilter(SuppressedRefusals())
 
 
 def _register_background_jobs() -> None:
     from .limiter import networks
-    from .operators.restoring import restore_lost_overrides
+    from .operators.actions import restore_lost_overrides
     from .runtime.background import AT_EXIT, AT_START, WHEN_STALLED, register
     from .stats import recorder
 

@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from functools import partial
 
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
@@ -80,22 +80,24 @@ class OverrideQuerySet(models.QuerySet["Override"]):
         if not matches:
             return matches
 
-        of_networks = []
+        addresses = {
+            identity: network_of(identity)
+            for identity in matches
+            if identity.startswith("ip=")
+        }
         for override in self.filter(Q(identity__in=[*matches]) | IS_NETWORK):
-            if override.is_network:
-                of_networks.append((override.network, override))
             if override.identity in matches:
                 matches[override.identity].append(override)
+            if not override.is_network:
+                continue
 
-        for identity, overrides_of_identity in matches.items():
-            if of_networks and identity.startswith("ip="):
-                address = network_of(identity)
-                overrides_of_identity += [
-                    override
-                    for network, override in of_networks
-                    if contains(network, address)
-                ]
-            overrides_of_identity.sort(key=lambda override: override.narrowness)
+            network = override.network
+            for identity, address in addresses.items():
+                if contains(network, address):
+                    matches[identity].append(override)
+
+        for applying in matches.values():
+            applying.sort(key=lambda override: override.narrowness)
 
         return matches
 
@@ -109,6 +111,10 @@ class OverrideQuerySet(models.QuerySet["Override"]):
         Those of networks, and those of every client of an address.
         """
         return self.filter(IS_NETWORK | IS_ADDRESS & Q(every_client=True))
+
+    def end(self, by: object) -> None:
+        """End those that have not ended."""
+        self.filter(ended_at=None).update(ended_at=timezone.now(), ended_by=str(by))
 
 
 class Override(models.Model):
@@ -191,74 +197,50 @@ class Override(models.Model):
                 "Choose a policy: under another one, %(identity)s is the value of "
                 "another parameter."
             )
-            error = ValidationError(message, params={"identity": self.identity})
-            raise ValidationError({"policy": error})
+            raise ValidationError({"policy": message % {"identity": self.identity}})
 
         if self.kind == overrides.LIMIT and not self.policy:
             message = _("A limit fits one policy. Enter a factor for all policies.")
             raise ValidationError({"limit": message})
 
-        for kind, field in ((overrides.LIMIT, "limit"), (overrides.FACTOR, "factor")):
-            has_amount = getattr(self, field) is not None
+        # These kinds are called as the fields of their amounts.
+        for kind in (overrides.LIMIT, overrides.FACTOR):
+            has_amount = getattr(self, kind) is not None
             if self.kind == kind and not has_amount:
-                raise ValidationError({field: _("Enter a number.")})
+                raise ValidationError({kind: _("Enter a number.")})
             if self.kind != kind and has_amount:
-                raise ValidationError({field: _("This kind of override has none.")})
+                raise ValidationError({kind: _("This kind of override has none.")})
 
         if self.every_client and self.network is None:
             message = _("Only an address or a network has several clients.")
             raise ValidationError({"every_client": message})
 
-    @classmethod
-    def set(
-        cls,
-        identity: str,
-        policy: str,
-        kind: str,
-        until: datetime,
-        *,
-        by: object,
-        **fields: Any,
-    ) -> Override:
-        """Create an override, which ends that of the same identity and policy.
+    def activate(self, by: object) -> None:
+        """Save the override, and end that of the same identity and policy.
 
         Raise ValidationError for fields that do not fit together.
         """
-        override = cls(
-            identity=identity,
-            policy=policy,
-            kind=kind,
-            until=until,
-            created_by=str(by),
-            **fields,
-        )
-        override.clean_fields()
-        override.clean()
+        self.created_by = str(by)
+        self.clean_fields()
+        self.clean()
 
         try:
-            override._replace(by)
+            self._replace(by)
         except IntegrityError:  # another operator was faster: end that override
-            override._replace(by)
-
-        return override
+            self._replace(by)
 
     def _replace(self, by: object) -> None:
         same = Override.objects.filter(identity=self.identity, policy=self.policy)
         with transaction.atomic():
-            self._end(same, by)
+            same.end(by)
             self.save(force_insert=True)
             self._publish_on_commit()
 
     def end(self, by: object) -> None:
         """End the override now."""
         with transaction.atomic():
-            self._end(Override.objects.filter(pk=self.pk), by)
+            Override.objects.filter(pk=self.pk).end(by)
             self._publish_on_commit()
-
-    @staticmethod
-    def _end(overrides: OverrideQuerySet, by: object) -> None:
-        active = overrides.filter(ended_at=None)
-        active.update(ended_at=timezone.now(), ended_by=str(by))
 
     def is_active(self, at: datetime) -> bool:
         """Return whether the override applied at a time."""
@@ -295,9 +277,8 @@ class Override(models.Model):
 
         If Redis is unavailable then, the background thread publishes it later.
         """
-        identity = self.identity
         # Django logs a failure with the function's name, which a partial lacks.
-        transaction.on_commit(lambda: self.publish(identity), robust=True)
+        transaction.on_commit(lambda: self.publish(self.identity), robust=True)
 
     @classmethod
     def publish(cls, identity: str) -> None:
@@ -306,7 +287,7 @@ class Override(models.Model):
         if kind != NETWORK:
             cls._publish_identity(identity)
         if kind in ("ip", NETWORK):
-            cls._publish_networks()
+            _write_until_stable(cls._published_networks, networks.publish)
 
     @classmethod
     def _publish_identity(cls, identity: str) -> None:
@@ -316,22 +297,13 @@ class Override(models.Model):
             active = cls.objects.active().filter(identity=identity)
             return [override._published() for override in active]
 
-        _write_until_stable(
-            read, lambda published: overrides.publish(identity, published)
-        )
-
-    @classmethod
-    def _publish_networks(cls) -> None:
-        """Write the overrides that processes match with addresses."""
-        _write_until_stable(cls._published_networks, networks.publish)
+        _write_until_stable(read, partial(overrides.publish, identity))
 
     @classmethod
     def _published_networks(cls) -> list[overrides.Override]:
-        return [
-            override._published()._replace(identity=str(override.network))
-            for override in cls.objects.active().of_networks()
-            if override.network is not None
-        ]
+        """Return the overrides that processes match with addresses."""
+        active = cls.objects.active().of_networks()
+        return [override._published() for override in active if override.network]
 
     def _published(self) -> overrides.Override:
         """Return the override as Redis has it: a factor in thousandths."""
@@ -339,7 +311,7 @@ class Override(models.Model):
         if self.factor is not None:
             amount = int(self.factor * 1000)
         return overrides.Override(
-            self.identity,
+            str(self.network or self.identity),
             self.policy or overrides.EVERY_POLICY,
             self.kind,
             int(self.until.timestamp() * 1000),
@@ -355,7 +327,7 @@ class Override(models.Model):
         compared: Redis may have been unavailable when they ended.
         """
         if not after and networks.differs(cls._published_networks()):
-            cls._publish_networks()
+            _write_until_stable(cls._published_networks, networks.publish)
 
         unexpired = cls.objects.filter(until__gt=timezone.now(), identity__gt=after)
         ordered = unexpired.exclude(IS_NETWORK).order_by("identity")

@@ -153,25 +153,13 @@ class ActionForm(forms.Form):
 
     def perform(self, by: actions.Operator) -> OperatorAction:
         """Perform the action of a valid form, and return its entry in the history."""
+        if self.override is not None:
+            return actions.set_override(by, self.override)
+
         data = self.cleaned_data
         identity = EncodedIdentity(data["identity"])
         policy = data["policy"]
         reason = data["reason"]
-
-        override = self.override
-        if override is not None:
-            return actions.set_override(
-                by,
-                identity,
-                policy,
-                override.kind,
-                override.until,
-                reason,
-                limit=override.limit,
-                factor=override.factor,
-                every_client=override.every_client,
-            )
-
         rows = usage.identity_rows(identity, policy=policy or None)
         policies = [row.outcome.policy for row in rows]
         if data["action"] == RESET:

@@ -69,11 +69,11 @@ class SetOverride(Subcommand):
             "every_client": options.every_client,
             **self.kind_and_amounts(options),
         }
-        override = Override(**fields)
+        override = Override(reason=options.reason, **fields)
 
         try:
             effect = actions.effect_of(override)
-            actions.set_override(Operator.of_command(), reason=options.reason, **fields)
+            actions.set_override(Operator.of_command(), override)
         except ValidationError as error:
             raise PolicyError(" ".join(error.messages)) from error
 

@@ -1,26 +1,30 @@
 """What operators do, in the admin or by a command.
 
-Each function acts and writes the history, in one transaction.
+Each function acts and writes the history, in one transaction. A background job
+restores the overrides that Redis has lost.
 """
 
 from __future__ import annotations
 
 import getpass
+import time
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
 
-from django.db import transaction
+from django.db import connections, transaction
 
 from .. import limiter
 from ..core.keys import EncodedIdentity
 from ..core.policy import Policy
-from ..limiter.overrides import in_force
+from ..limiter.overrides import in_force, is_lost
 from ..models import OperatorAction, Override, contains
+from ..runtime import process
 
 ADMIN = "admin"
 COMMAND = "command"
 MAX_RELATED = 1_000  # overrides that a new one is compared with
+INTERVAL = 30.0  # seconds between two restores, and between two comparisons
+NO_DATABASE = "django.db.backends.dummy"  # what Django makes of DATABASES = {}
 
 
 class Operator(NamedTuple):
@@ -35,32 +39,21 @@ class Operator(NamedTuple):
         return cls(getpass.getuser(), COMMAND)
 
 
-def set_override(
-    by: Operator,
-    identity: str,
-    policy: str,
-    kind: str,
-    until: datetime,
-    reason: str,
-    **amounts: Any,
-) -> OperatorAction:
-    """Set an override, which ends that of the same identity and policy.
+def set_override(by: Operator, override: Override) -> OperatorAction:
+    """Set a new override, which ends that of the same identity and policy.
 
-    `amounts` are `limit`, `factor` and `every_client`. Raise ValidationError for
-    fields that do not fit together.
+    Raise ValidationError for fields that do not fit together.
     """
     with transaction.atomic():
-        override = Override.set(
-            identity, policy, kind, until, by=by.name, reason=reason, **amounts
-        )
+        override.activate(by.name)
         return _write(
             by,
-            kind,
-            identity,
-            policy,
+            override.kind,
+            override.identity,
+            override.policy,
             amount=override.amount_text,
-            until=until,
-            reason=reason,
+            until=override.until,
+            reason=override.reason,
         )
 
 
@@ -148,6 +141,8 @@ def effect_of(new: Override) -> Effect:
     """Return what an override that is not saved yet would do to the active ones."""
     effect = Effect([], [], [])
     related = _related(new)
+    widest_first = sorted([*related, new], key=lambda override: override.narrowness)
+
     for other in related:
         if (other.identity, other.policy) == (new.identity, new.policy):
             effect.ends.append(other)
@@ -155,7 +150,14 @@ def effect_of(new: Override) -> Effect:
         if new.policy and other.policy and new.policy != other.policy:
             continue
 
-        applying = _in_force_for_both(new, other, related)
+        # Of the requests that both apply to: a third one may be in force.
+        policies = ("", new.policy or other.policy)
+        applying = in_force(
+            override
+            for override in widest_first
+            if override in (new, other)
+            or (override.policy in policies and override.narrowness < new.narrowness)
+        )
         if applying is new:
             effect.replaces.append(other)
         elif applying is other:
@@ -182,19 +184,56 @@ def _related(new: Override) -> list[Override]:
     ]
 
 
-def _in_force_for_both(
-    new: Override, other: Override, related: Iterable[Override]
-) -> Override | None:
-    """Return which override is in force for requests that two apply to."""
-    policies = ("", new.policy or other.policy)
-    applying = [
-        override
-        for override in related
-        if override.policy in policies and override.narrowness < new.narrowness
-    ]
-    applying.append(new)
-    if other not in applying:
-        applying.append(other)
-    applying.sort(key=lambda override: override.narrowness)
+# The background job
 
-    return in_force(applying)
+
+class State:
+    """When to restore and to compare next (by `time.monotonic`), and where to go on."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.next_restore = 0.0
+        self.next_comparison = 0.0
+        self.compared = ""  # the last identity that was compared
+
+
+state = State()
+process.on_fork(state.reset)
+
+
+def restore_lost_overrides() -> None:
+    """Write to Redis what it lacks of the overrides in the database.
+
+    All of them at once after Redis was emptied. Every 30 seconds they are also
+    compared: Redis may have evicted some, or was unavailable when they were set or
+    ended.
+    """
+    now = time.monotonic()
+    if now < min(state.next_restore, state.next_comparison) or not _has_database():
+        return
+
+    was_emptied = is_lost()  # raises while Redis is unavailable: both stay due
+    if was_emptied and now >= state.next_restore:
+        state.next_restore = now + INTERVAL
+        Override.restore()
+    if now >= state.next_comparison:
+        _compare(now)
+
+
+def _compare(now: float) -> None:
+    """Compare some of the overrides with Redis, in the next round some more."""
+    after = state.compared
+    # Should this fail, the next comparison begins anew, and not at once.
+    state.compared = ""
+    state.next_comparison = now + INTERVAL
+
+    state.compared = Override.publish_missing(after)
+    if state.compared:
+        state.next_comparison = now
+
+
+def _has_database() -> bool:
+    databases = connections.settings.values()
+    return any(database["ENGINE"] != NO_DATABASE for database in databases)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import compress
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -27,7 +26,6 @@ from ..models import Override
 from ..stats import reader, schema
 from ..stats.policies import all_policies, with_decided_rates
 from ..stats.reader import Counts, total
-from ..stats.schema import as_text
 from .identities import IdentityLabel, describe, is_encoded
 
 PAGE_SIZE = 50
@@ -35,7 +33,7 @@ PAGE_SIZE = 50
 SCANS_PER_PAGE = 20
 SCAN_COUNT = 1_000
 MAX_WATCHED = 500
-SAMPLE_SIZE = 100  # keys per server whose memory is measured
+SAMPLE_SIZE = 100  # keys whose memory is measured
 
 
 class Row(NamedTuple):
@@ -187,9 +185,8 @@ def _limits(policy: Policy, identity: str) -> bool:
 
 def watch_list(policy: str | None = None) -> list[Row]:
     """Return identities that came near a limit and have usage, the highest first."""
-    watched = reader.watched(policy, limit=MAX_WATCHED)
-    table = rows((name, identity) for name, identity, _ in watched)
-    used = [row for row in table if row.is_used]
+    watched = rows(reader.watched(policy, limit=MAX_WATCHED))
+    used = [row for row in watched if row.is_used]
     return sorted(used, key=lambda row: (-row.percent, -row.refused_today))
 
 
@@ -270,9 +267,11 @@ def _loaded_scripts(servers: Iterable[backend.Server]) -> list[str]:
     """Return the versions of the scripts that all servers have loaded."""
     command = ("SCRIPT", "EXISTS", *(script.sha for script in SCRIPTS))
     replies = [backend.run_commands([command], server)[0] for server in servers]
-    on_all_servers = [all(loaded) for loaded in zip(*replies, strict=True)]
-    versions = [script.version for script in SCRIPTS]
-    return list(compress(versions, on_all_servers))
+    return [
+        script.version
+        for script, *is_loaded in zip(SCRIPTS, *replies, strict=True)
+        if all(is_loaded)
+    ]
 
 
 def _rate_limit_memory(keys: int) -> int | None:
@@ -280,27 +279,20 @@ def _rate_limit_memory(keys: int) -> int | None:
 
     Those of the counters are estimated from a sample of all keys.
     """
+    _cursor, sample = backend.scan_page(0, "*", SAMPLE_SIZE)
+    counters = [key for key in sample if key.startswith(COUNTER_PREFIX)]
     statistics = _statistics_keys()
-    sample: list[str] = []
+    commands = [("MEMORY", "USAGE", key) for key in (*counters, *statistics)]
     try:
-        for server in backend.servers():
-            ((_cursor, scanned),) = backend.run_commands(
-                [("SCAN", 0, "COUNT", SAMPLE_SIZE)], server
-            )
-            sample += map(as_text, scanned)
-
-        counters = [key for key in sample if key.startswith(COUNTER_PREFIX)]
-        replies = backend.run_commands(
-            [("MEMORY", "USAGE", key) for key in (*counters, *statistics)]
-        )
+        replies = backend.run_commands(commands)
     except backend.UnavailableError:  # also the error about an unknown command
         return None
 
-    sizes = [size or 0 for size in replies]
+    sizes = [int(size or 0) for size in replies]
     memory = keys * sum(sizes[: len(counters)]) // max(1, len(sample))
     for size, number in zip(sizes[len(counters) :], statistics.values(), strict=True):
         memory += size * number
-    return int(memory)
+    return memory
 
 
 def _statistics_keys() -> dict[str, int]:

@@ -14,13 +14,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from .. import backend, conf
 from ..core.policy import Policy, PolicyError, Rate, is_key
 from ..runtime import process, registry
-from .schema import DAY, HOUR, Statistic, as_pairs, as_text, record_call
+from .schema import DAY, HOUR, Statistic, as_pairs, record_call
 
 POLICIES = Statistic("rlaas:policies", "fields", 9 * DAY, size=1_000)
 MAX_LIMITS = 1_000  # identities per flush
@@ -139,9 +140,10 @@ def all_policies() -> dict[str, Policy]:
 
     for name, definition in as_pairs(reply):
         if name not in policies:
-            policy = _read(name, as_text(definition))
-            if policy is not None:
-                policies[name] = policy
+            with suppress(PolicyError, TypeError, ValueError):  # of another version
+                fields = json.loads(definition)
+                rate = fields.pop("rate", depends_on_request)
+                policies[name] = Policy(name, rate, **fields)
 
     return policies
 
@@ -153,20 +155,18 @@ def with_decided_rates(pairs: Iterable[tuple[Policy, str]]) -> list[tuple[Policy
     """
     pairs = list(pairs)
     fixed = names_with_fixed_rate()
-    keys = [
-        limit_key(policy.name, identity)
-        for policy, identity in pairs
-        if policy.name not in fixed
-    ]
-    replies = backend.run_commands([("GET", key) for key in keys])
-    rates = dict(zip(keys, replies, strict=True))
+    varying = [pair for pair in pairs if pair[0].name not in fixed]
+    replies = backend.run_commands(
+        [("GET", limit_key(policy.name, identity)) for policy, identity in varying]
+    )
+    rates = dict(zip(varying, replies, strict=True))
 
     decided = []
     for policy, identity in pairs:
-        rate = rates.get(limit_key(policy.name, identity))
+        rate = rates.get((policy, identity))
         if rate:
-            limit, window = as_text(rate).split("/")
-            policy = replace(policy, rate=Rate(int(limit), int(window)))
+            limit, window = map(int, rate.split(b"/"))
+            policy = replace(policy, rate=Rate(limit, window))
         if isinstance(policy.rate, Rate):
             decided.append((policy, identity))
 
@@ -179,21 +179,16 @@ def _definition(policy: Policy) -> str:
     if isinstance(policy.rate, Rate):
         fields["rate"] = str(policy.rate)
 
-    key = policy.key
-    if not isinstance(key, str):
-        key = f"{getattr(key, '__module__', '')}.{getattr(key, '__qualname__', '')}"
-        if not is_key(key):
-            key = "site.function"
-
-    fields["key"] = key
-
+    fields["key"] = policy.key
+    if not isinstance(policy.key, str):
+        fields["key"] = _dotted_path(policy.key)
     return json.dumps(fields)
 
 
-def _read(name: str, definition: str) -> Policy | None:
-    """Return the policy of a definition; None for one of another version."""
-    try:
-        fields = json.loads(definition)
-        return Policy(name, fields.pop("rate", depends_on_request), **fields)
-    except (PolicyError, TypeError, ValueError):
-        return None
+def _dotted_path(function: object) -> str:
+    """Return where a key function is; `site.function` for one that is not there."""
+    module = getattr(function, "__module__", "")
+    path = f"{module}.{getattr(function, '__qualname__', '')}"
+    if not is_key(path):
+        return "site.function"
+    return path

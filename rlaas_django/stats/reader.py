@@ -68,7 +68,6 @@ def _series(
     )
 
     # By policy, start of the step, and result.
-
     numbers: dict[str, dict[int, dict[str, int]]] = {}
     for (name, at), reply in zip(pairs, replies, strict=True):
         steps = numbers.setdefault(name, defaultdict(dict))
@@ -106,29 +105,27 @@ def refusals(
 
 def watched(
     policy: str | None = None, limit: int = schema.MAX_IDENTITIES
-) -> list[tuple[str, str, int]]:
+) -> dict[tuple[str, str], int]:
     """Return who used how much of a limit in this hour and the last.
 
-    As policy, identity and percentage, the highest first. The percentage is that of
+    The percentages by policy and identity, the highest first. A percentage is that of
     the latest of the two hours; a refused request counts one percent more.
     """
-    name = policy or SITE
+    prefix = ""
+    if policy is not None:
+        prefix = f"{policy}/"  # which the members under the name of the site have
     now = time.time()
-    keys = [schema.WATCHED.key(name, at) for at in (now - HOUR, now)]
+    keys = [schema.WATCHED.key(policy or SITE, at) for at in (now - HOUR, now)]
     last, current = _ranked(keys, limit)
-    levels = last | current
-    ranked = sorted(levels, key=lambda member: -levels[member])
+    levels = current | last | current  # of two with the same level, the latest first
+    highest = sorted(levels, key=lambda member: levels[member], reverse=True)
 
-    members = []
-    for member in ranked[:limit]:
-        level = int(levels[member])
-        if policy is None:
-            name, _, identity = member.partition("/")
-            members.append((name, identity, level))
-        else:
-            members.append((policy, member, level))
+    percentages = {}
+    for member in highest[:limit]:
+        name, _, identity = f"{prefix}{member}".partition("/")
+        percentages[name, identity] = levels[member]
 
-    return members
+    return percentages
 
 
 def most_refused(limit: int = 10) -> tuple[dict[str, int], dict[str, int]]:
@@ -136,7 +133,8 @@ def most_refused(limit: int = 10) -> tuple[dict[str, int], dict[str, int]]:
     now = time.time()
     keys = [schema.IDENTITIES.key(SITE, now), schema.PATHS.key(SITE, now)]
     identities, paths = _ranked(keys, limit)
-    return _whole(identities), _whole(paths)
+
+    return identities, paths
 
 
 def refused_identities(
@@ -149,7 +147,7 @@ def refused_identities(
     names = list(policies)
     now = time.time()
     ranked = _ranked([schema.IDENTITIES.key(name, now) for name in names], limit)
-    return dict(zip(names, map(_whole, ranked), strict=True))
+    return dict(zip(names, ranked, strict=True))
 
 
 def refused_today(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
@@ -169,15 +167,12 @@ def refused_today(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int
     return dict(zip(pairs, numbers, strict=True))
 
 
-def _ranked(keys: Iterable[str], limit: int) -> list[dict[str, float]]:
+def _ranked(keys: Iterable[str], limit: int) -> list[dict[str, int]]:
     """Return the members with the highest scores of each ZSET, the highest first."""
     replies = backend.run_commands(
         [("ZREVRANGE", key, 0, limit - 1, "WITHSCORES") for key in keys]
     )
     return [
-        {member: float(score) for member, score in as_pairs(reply)} for reply in replies
+        {member: int(float(score)) for member, score in as_pairs(reply)}
+        for reply in replies
     ]
-
-
-def _whole(scores: dict[str, float]) -> dict[str, int]:
-    return {member: int(score) for member, score in scores.items()}

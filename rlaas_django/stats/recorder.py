@@ -1,22 +1,26 @@
-"""Keep observations in memory, and write them to Redis in batches."""
+"""Keep observations in memory, and write them to Redis in batches.
+
+A background thread writes them, so that an observation costs a request no round trip.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
+import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import Any, TypeVar
 
 from .. import backend
-from ..core.decision import Outcome
+from ..core.decision import Decision, Outcome
 from ..limiter import PolicySet
-from ..runtime import process
+from ..limiter.replies import passes_below
+from ..runtime import background, process
 from ..runtime.observers import (
     ALLOWED,
     DEGRADED,
@@ -40,7 +44,7 @@ from .schema import (
 )
 
 Entry = TypeVar("Entry")
-Results = list[tuple[Outcome, str]]  # of an observation, by policy
+Results = tuple[tuple[Outcome, str], ...]  # of an observation, by policy
 
 MAX_PENDING = 20_000  # the oldest are dropped beyond
 # Per policy and process; refusals beyond are counted, and not listed.
@@ -65,6 +69,32 @@ def reset() -> None:
 
 
 process.on_fork(reset)
+
+
+def record(observation: Observation) -> None:
+    """Keep an observation, which is written to Redis within a second or two."""
+    count(observation.decision, observation)
+
+
+def count(decision: Decision, observation: Observation | None = None) -> bool:
+    """Keep what is counted of a decision; return False if an observation is needed."""
+    global dropped
+    now = time.time()
+    queue: deque[Any] = pending
+    entry: Any = (now, observation)
+    if decision.reply is not None and passes_below(decision, schema.WATCH_PERCENT):
+        check = decision.reply[0]
+        queue = uneventful
+        entry = (now, check.policy_set, check.identities)
+    elif observation is None:
+        return False
+
+    if len(queue) == queue.maxlen:
+        dropped += 1
+    queue.append(entry)
+    if time.monotonic() > background.state.wake_at:
+        background.wake()
+    return True
 
 
 def flush() -> None:
@@ -106,7 +136,7 @@ class Tally:
         # By minute since the epoch, and result.
         self.counts: Counter[tuple[int, str]] = Counter()
         # By statistic and number of its period: the fields or members.
-        self.numbers: dict[tuple[Statistic, int], dict[str, float]] = {}
+        self.numbers: dict[tuple[Statistic, int], defaultdict[str, float]] = {}
         self.lines: list[str] = []  # refusals as JSON
 
     @property
@@ -116,14 +146,10 @@ class Tally:
             number for (_, result), number in self.counts.items() if result != UNLOGGED
         )
 
-    def members(self, statistic: Statistic, at: float) -> dict[str, float]:
+    def members(self, statistic: Statistic, at: float) -> defaultdict[str, float]:
         """Return what is added to the key for a time."""
-        return self.numbers.setdefault((statistic, int(at) // statistic.period), {})
-
-    def add(self, statistic: Statistic, at: float, member: str, number: int) -> None:
-        """Add a number to a field or member of the key for a time."""
-        members = self.members(statistic, at)
-        members[member] = members.get(member, 0) + number
+        period = int(at) // statistic.period
+        return self.numbers.setdefault((statistic, period), defaultdict(int))
 
     def watch(self, at: float, identity: str, level: float) -> None:
         """Keep the highest level of an identity in this hour."""
@@ -131,14 +157,7 @@ class Tally:
         # that was seen last first.
         level += at % HOUR / HOUR
         levels = self.members(schema.WATCHED, at)
-        levels[identity] = max(level, levels.get(identity, 0))
-
-    def log(self, minute: int, line: Callable[[], str], number: int) -> None:
-        """List a refusal, or count so many as unlogged where there is no room."""
-        if len(self.lines) < REFUSALS_PER_FLUSH:
-            self.lines.append(line())
-        else:
-            self.counts[minute, UNLOGGED] += number
+        levels[identity] = max(level, levels[identity])
 
     def call(self, name: str) -> backend.Call:
         """Return the call that adds all of it.
@@ -148,16 +167,15 @@ class Tally:
         for (minute, result), number in self.counts.items():
             at = minute * MINUTE
             code = CODES[result]
-            self.add(schema.MINUTES, at, f"{minute % 60}:{code}", number)
-            self.add(schema.HOURS, at, f"{minute // 60 % 24}:{code}", number)
+            self.members(schema.MINUTES, at)[f"{minute % 60}:{code}"] += number
+            self.members(schema.HOURS, at)[f"{minute // 60 % 24}:{code}"] += number
 
         additions: list[schema.Addition] = []
         for (statistic, period), members in self.numbers.items():
             ranked = sorted(members.items(), key=itemgetter(1), reverse=True)
-            if statistic.size:
-                ranked = ranked[: statistic.size]
+            kept = ranked[: statistic.size or None]
             key = statistic.pattern.format(name, period)
-            additions.append((key, statistic, [*chain(*ranked)]))
+            additions.append((key, statistic, [*chain(*kept)]))
 
         if self.lines:
             statistic = schema.REFUSALS
@@ -178,29 +196,43 @@ def _count_uneventful(tallies: dict[str, Tally]) -> None:
         site.counts[minute, ALLOWED] += number
         for name in policy_set.names:
             tallies[name].counts[minute, ALLOWED] += number
-            site.add(schema.TOTALS, 0, f"{name}:{CODES[ALLOWED]}", number)
+            site.members(schema.TOTALS, 0)[f"{name}:{CODES[ALLOWED]}"] += number
 
 
 def _count_pending(tallies: dict[str, Tally]) -> None:
     """Count the other observations.
 
-    Beyond the first of a kind, those that count alike, as in an attack, are counted
-    together.
+    Refusals are listed one by one; observations that count alike, as in an attack, are
+    counted together.
     """
     numbers: Counter[tuple[Any, ...]] = Counter()
     latest: dict[tuple[Any, ...], tuple[float, Observation, Results]] = {}
     for at, observation in _taken(pending):
-        results = [*observation.results()]
+        results = tuple(observation.results())
+        _log_refusals(tallies, at, observation, results)
+
         alike = _counted(at, observation, results)
         numbers[alike] += 1
-        if numbers[alike] <= REFUSALS_PER_FLUSH:
-            _count(tallies, at, observation, results, 1)
-        else:
-            latest[alike] = (at, observation, results)
+        latest[alike] = (at, observation, results)
 
-    for alike, (at, observation, results) in latest.items():
-        number = numbers[alike] - REFUSALS_PER_FLUSH
-        _count(tallies, at, observation, results, number)
+    for alike, number in numbers.items():
+        _count(tallies, *latest[alike], number)
+
+
+def _log_refusals(
+    tallies: dict[str, Tally], at: float, observation: Observation, results: Results
+) -> None:
+    """List what was over a limit, or count it as unlogged where there is no room."""
+    for outcome, result in results:
+        if result not in (REFUSED, OVER):
+            continue
+
+        for name in (outcome.policy.name, SITE):
+            tally = tallies[name]
+            if len(tally.lines) < REFUSALS_PER_FLUSH:
+                tally.lines.append(_refusal_json(at, observation, outcome, result))
+            else:
+                tally.counts[int(at) // MINUTE, UNLOGGED] += 1
 
 
 def _counted(at: float, observation: Observation, results: Results) -> tuple[Any, ...]:
@@ -240,25 +272,22 @@ def _count(
         identity = outcome.identity
         tally = tallies[name]
         tally.counts[minute, result] += number
-        site.add(schema.TOTALS, at, f"{name}:{CODES[result]}", number)
+        site.members(schema.TOTALS, at)[f"{name}:{CODES[result]}"] += number
         definitions.note(outcome.policy, identity)
         if result in (REFUSED, OVER):
-            line = partial(_refusal_json, at, observation, outcome, result)
-            tally.log(minute, line, number)
-            site.log(minute, line, number)
-            tally.add(schema.IDENTITIES, at, identity, number)
+            tally.members(schema.IDENTITIES, at)[identity] += number
         if result != DEGRADED:
             _watch(tally, site, at, outcome)
 
     site.counts[minute, overall(result for _, result in results)] += number
     refused = {outcome.identity for outcome, result in results if result == REFUSED}
     for identity in refused:
-        site.add(schema.IDENTITIES, at, identity, number)
+        site.members(schema.IDENTITIES, at)[identity] += number
     if refused:
         path = observation.path
         if observation.source != REQUEST:
             path = observation.source
-        site.add(schema.PATHS, at, path, number)
+        site.members(schema.PATHS, at)[path] += number
 
 
 def _watch(tally: Tally, site: Tally, at: float, outcome: Outcome) -> None:

@@ -131,10 +131,5 @@ def user_agent_class(user_agent: str) -> str:
 
 def as_pairs(reply: list[bytes]) -> list[tuple[str, bytes]]:
     """Return a flat reply of names and values as pairs."""
-    names = [as_text(name) for name in reply[::2]]
+    names = [name.decode(errors="replace") for name in reply[::2]]
     return list(zip(names, reply[1::2], strict=True))
-
-
-def as_text(reply: bytes) -> str:
-    """Return a reply of Redis as text."""
-    return reply.decode(errors="replace")

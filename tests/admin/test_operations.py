@@ -40,7 +40,7 @@ def new(identity="alice", kind="block", policy="", **fields) -> Override:
 
 
 def put(identity="alice", kind="block", policy="", **fields) -> OperatorAction:
-    return set_override(BY, identity, policy, kind, later(), "spam", **fields)
+    return set_override(BY, new(identity, kind, policy, reason="spam", **fields))
 
 
 class TestHistory:

@@ -54,6 +54,7 @@ from tests.support.internals import (
     refresh_is_due,
     refund_units,
     reset_statistics,
+    set_override,
 )
 from tests.support.on_cluster import ROOT, command, entry
 from tests.support.parallel import WORKERS, in_processes, in_threads
@@ -433,11 +434,11 @@ def test_overrides_apply_on_every_node(cluster, limiter):
     until = timezone.now() + timedelta(hours=1)
     policy = Policy("p", "2/h")
     for name in one_on_each(cluster):
-        override = Override.set(name, "p", Override.Kind.BLOCK, until, by="me", reason="spam")
+        override = set_override(name, "p", Override.Kind.BLOCK, until, by="me", reason="spam")
         assert not limiter.check(name, policy).allowed
-        Override.set(name, "p", Override.Kind.LIMIT, until, by="me", reason="friend", limit=7)
+        set_override(name, "p", Override.Kind.LIMIT, until, by="me", reason="friend", limit=7)
         assert limiter.check(name, policy).remaining == 6
-        Override.set(name, "", Override.Kind.EXEMPT, until, by="me", reason="us")
+        set_override(name, "", Override.Kind.EXEMPT, until, by="me", reason="us")
         override.refresh_from_db()
         for each in Override.objects.active().filter(identity=name, policy="p"):
             each.end(by="me")

@@ -20,7 +20,7 @@ from rlaas_django.stats import recorder, schema
 from tests.browser.admin_fixtures import CSP, PANEL, _open_page, _site, _users, crowd, past, send  # noqa: F401
 from tests.browser.conftest import LOOKS
 from tests.browser.test_demo import CONTRAST
-from tests.support.internals import identify
+from tests.support.internals import identify, set_override
 
 PAGES = {
     "overview": "",
@@ -176,7 +176,7 @@ class TestOperator:
 
 class TestPermissions:
     def test_a_viewer_sees_no_form_and_a_forged_post_is_refused(self, open_page, users, site):
-        Override.set(str(users["carol"].pk), "", "block", _tomorrow(), by="somebody", reason="because")
+        set_override(str(users["carol"].pk), "", "block", _tomorrow(), by="somebody", reason="because")
         page = open_page(users["viewer"], identity_of(users["carol"]))
         expect(page.locator(".rlaas-override-list")).to_contain_text("because")
         for path in (identity_of(users["carol"]), f"{PANEL}overrides/"):
@@ -559,7 +559,7 @@ class TestAppearance:
 
     def test_tables_and_fields_have_names(self, open_page, users):
         crowd(20)
-        Override.set(str(users["carol"].pk), "", "block", _tomorrow(), by="somebody", reason="because")
+        set_override(str(users["carol"].pk), "", "block", _tomorrow(), by="somebody", reason="because")
         page = open_page(users["operator"])
         for path in [*PAGES.values(), f"identity/?id={users['carol'].pk}", "policy/?policy=checkout"]:
             page.goto(PANEL + path)
@@ -592,10 +592,10 @@ class TestAppearance:
             send(carol, "/checkout/", 8)
             send(carol, "/search/", 6)
             operator = users["operator"]
-            Override.set(str(carol.pk), "search", "limit", _tomorrow(), by=operator, reason="slow client", limit=20)
-            Override.set(str(carol.pk), "search", "limit", _tomorrow(), by=operator, reason="slower client", limit=10)
-            Override.set(str(many_users[3].pk), "", "exempt", _tomorrow(), by=operator, reason="load test, ticket 4711")
-            Override.set("ip=198.51.100.20", "", "block", _tomorrow(), by=operator, reason="scraping the price list")
+            set_override(str(carol.pk), "search", "limit", _tomorrow(), by=operator, reason="slow client", limit=20)
+            set_override(str(carol.pk), "search", "limit", _tomorrow(), by=operator, reason="slower client", limit=10)
+            set_override(str(many_users[3].pk), "", "exempt", _tomorrow(), by=operator, reason="load test, ticket 4711")
+            set_override("ip=198.51.100.20", "", "block", _tomorrow(), by=operator, reason="scraping the price list")
             pages["search"] = "clients/?q=carol%40example"
             pages["identity"] = f"identity/?id={carol.pk}"
             pages["policy"] = "policy/?policy=checkout"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from playwright.sync_api import expect
-from rlaas_django.models import Override
 
 from tests.browser.admin_fixtures import PANEL, _open_page, _site, _users, crowd, past, send  # noqa: F401
 from tests.browser.layout import WIDTHS, misplaced
 from tests.browser.test_admin import PAGES, _tomorrow, identity_of
+from tests.support.internals import set_override
 
 LONG = "example_project.views.sliding_window_compact"
 WORDS = ("export_monthly_statement_as_pdf", "password_reset_confirm", "OrderDetailView.post", "webhook")
@@ -27,8 +27,8 @@ def busy(settings, users):
         send(carol, path, 8)
     send(None, "/long/", 8, address="2001:db8:1234:5678:9abc:def0:1234:5678")
     long = "a reason that is long, and has_a_word_that_is_much_longer_than_others_are.and-cannot-be-broken" * 2
-    Override.set(str(carol.pk), LONG, "limit", _tomorrow(), by="a.very.long.username@example.com", reason=long, limit=7)
-    Override.set("ip=2001%3Adb8%3A1234%3A5678%3A%3A", "", "block", _tomorrow(), by=users["operator"], reason="spam")
+    set_override(str(carol.pk), LONG, "limit", _tomorrow(), by="a.very.long.username@example.com", reason=long, limit=7)
+    set_override("ip=2001%3Adb8%3A1234%3A5678%3A%3A", "", "block", _tomorrow(), by=users["operator"], reason="spam")
     return [
         *(PANEL + path for path in PAGES.values()),
         *(f"{PANEL}?span={span}" for span in ("day", "week")),

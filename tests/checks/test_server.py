@@ -15,11 +15,10 @@ from django.test import RequestFactory
 from django.urls import reverse
 from django.utils import timezone
 from rlaas_django import Policy, acheck, areset, check, rate_limit, refund, reset
-from rlaas_django.models import Override
 
 from tests.support.helpers import ACL_RULES
 from tests.support.http import AUTHENTICATION, ok
-from tests.support.internals import ALGORITHMS, check_eviction, check_rights, flush_statistics
+from tests.support.internals import ALGORITHMS, check_eviction, check_rights, flush_statistics, set_override
 
 pytestmark = pytest.mark.usefixtures("admin_site")
 NAMES = itertools.count()
@@ -65,7 +64,7 @@ def test_the_documented_rights_are_enough(log_in, admin_client):
     rate_limit("2/h", group="seen")(ok)(RequestFactory().get("/"))
     flush_statistics()
     until = timezone.now() + timedelta(hours=1)
-    Override.set("alice", "", "block", until, by="operator", reason="spam")
+    set_override("alice", "", "block", until, by="operator", reason="spam")
     assert not check("alice", policy).allowed
     for page in ("changelist", "clients", "refusals", "overrides"):
         response = admin_client.get(reverse(f"admin:rlaas_django_ratelimit_{page}"))

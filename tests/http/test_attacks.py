@@ -23,11 +23,11 @@ from rest_framework.permissions import IsAuthenticated
 from rest_framework.response import Response
 from rlaas_django import check, rate_limit
 from rlaas_django.models import Override
-from rlaas_django.operators import restoring
+from rlaas_django.operators import actions
 from rlaas_django.runtime import background
 
 from tests.support.http import AUTHENTICATION
-from tests.support.internals import TOKEN_BUCKET
+from tests.support.internals import TOKEN_BUCKET, set_override
 
 LIMIT = 5
 
@@ -137,7 +137,7 @@ def test_blocks_survive_a_redis_that_evicts(start, use, monkeypatch, policy):
     client = redis.Redis.from_url(server.url)
     until = timezone.now() + timedelta(hours=1)
     for n in range(20):
-        Override.set(f"spammer-{n}", "", "block", until, by="operator", reason="spam")
+        set_override(f"spammer-{n}", "", "block", until, by="operator", reason="spam")
     for n in range(20_000):  # visitors of the site, or an attacker with many addresses
         client.set(f"cache:{n}", "x" * 1_000, ex=7_200)
         if n % 500 == 0 and client.exists(*[f"rlaas:override:spammer-{m}" for m in range(20)]) <= 12:
@@ -146,8 +146,8 @@ def test_blocks_survive_a_redis_that_evicts(start, use, monkeypatch, policy):
     assert lost
     for n in range(20_000):
         client.unlink(f"cache:{n}")
-    monkeypatch.setattr(restoring.state, "next_comparison", 0.0)
-    monkeypatch.setattr(restoring.state, "next_restore", 0.0)
+    monkeypatch.setattr(actions.state, "next_comparison", 0.0)
+    monkeypatch.setattr(actions.state, "next_restore", 0.0)
     background.run(20)
     assert not any(check(f"spammer-{n}").allowed for n in range(20))
 

@@ -15,10 +15,10 @@ from rlaas_django.core.keys import encode_network
 from rlaas_django.limiter import networks, overrides
 from rlaas_django.limiter.overrides import BLOCK, EVERY_POLICY, EXEMPT, FACTOR, LIMIT
 from rlaas_django.models import Override
-from rlaas_django.operators import restoring
+from rlaas_django.operators import actions
 from rlaas_django.runtime import background
 
-from tests.support.internals import check_plan, conf
+from tests.support.internals import check_plan, conf, set_override
 from tests.support.observation import commands_sent
 
 HOUR = 3_600_000
@@ -235,7 +235,7 @@ class TestRefresh:
 class TestModel:
     def set(self, identity="net=203.0.113.0%2F24", kind=BLOCK, policy="", **rest):
         until = timezone.now() + timedelta(hours=1)
-        return Override.set(identity, policy, kind, until, by="operator", reason="spam", **rest)
+        return set_override(identity, policy, kind, until, by="operator", reason="spam", **rest)
 
     def test_a_network_is_blocked_until_it_is_ended(self):
         made = self.set()
@@ -261,11 +261,11 @@ class TestModel:
         client.delete(networks.KEY)
         networks.refresh()
         assert check("203.0.113.9", BY_ADDRESS).allowed
-        monkeypatch.setattr(restoring.state, "next_comparison", 0.0)
+        monkeypatch.setattr(actions.state, "next_comparison", 0.0)
         background.run(20)
         assert not check("203.0.113.9", BY_ADDRESS).allowed
         client.flushdb()
-        monkeypatch.setattr(restoring.state, "next_restore", 0.0)
+        monkeypatch.setattr(actions.state, "next_restore", 0.0)
         background.run(20)
         assert json.loads(client.get(networks.KEY)[networks.DIGEST_SIZE :])
 

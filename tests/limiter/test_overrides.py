@@ -18,9 +18,11 @@ from rlaas_django import Policy, acheck, check, peek, refund
 from rlaas_django.core.algorithms import ALGORITHMS, TOKEN_BUCKET
 from rlaas_django.limiter import overrides, refund_units
 from rlaas_django.limiter.overrides import BLOCK, EVERY_POLICY, EXEMPT, FACTOR, LIMIT, in_force
-from rlaas_django.models import Override
-from rlaas_django.operators import restoring
+from rlaas_django.models import Override, OverrideQuerySet
+from rlaas_django.operators import actions
 from rlaas_django.runtime import background
+
+from tests.support.internals import set_override
 
 HOUR = 3_600_000
 
@@ -233,7 +235,7 @@ def test_a_refund_takes_the_newest_units_first(server, clock):
 class TestModel:
     def set(self, kind=BLOCK, policy="", **rest):
         until = timezone.now() + timedelta(hours=1)
-        return Override.set("alice", policy, kind, until, by="operator", reason="spam", **rest)
+        return set_override("alice", policy, kind, until, by="operator", reason="spam", **rest)
 
     def test_set_and_end_apply_to_the_next_check(self):
         made = self.set()
@@ -248,8 +250,8 @@ class TestModel:
         """Under another policy, get=42 is the value of another parameter."""
         until = timezone.now() + timedelta(hours=1)
         with pytest.raises(ValidationError, match="Choose a policy"):
-            Override.set(identity, "", BLOCK, until, by="operator", reason="spam")
-        assert Override.set(identity, "search", BLOCK, until, by="operator", reason="spam").pk
+            set_override(identity, "", BLOCK, until, by="operator", reason="spam")
+        assert set_override(identity, "search", BLOCK, until, by="operator", reason="spam").pk
 
     def test_what_is_rolled_back_never_reaches_redis(self, client):
         with transaction.atomic():
@@ -285,12 +287,12 @@ class TestModel:
     def test_of_two_concurrent_overrides_the_second_wins(self, monkeypatch):
         """The row of the first is committed after the second has looked for an active override."""
         self.set()
-        real, missed = Override._end, [True]
+        real, missed = OverrideQuerySet.end, [True]
 
-        def end(found, by):
-            return None if missed and missed.pop() else real(found, by)
+        def end(overrides, by):
+            return None if missed and missed.pop() else real(overrides, by)
 
-        monkeypatch.setattr(Override, "_end", staticmethod(end))
+        monkeypatch.setattr(OverrideQuerySet, "end", end)
         self.set(EXEMPT)
         assert [each.kind for each in Override.objects.active()] == [EXEMPT]
 
@@ -299,13 +301,13 @@ class TestModel:
         self.set(LIMIT, policy="default", limit=2)
         client.flushdb()
         assert check("alice").limit == 5
-        monkeypatch.setattr(restoring.state, "next_restore", 0.0)
+        monkeypatch.setattr(actions.state, "next_restore", 0.0)
         background.run(20)
         assert client.exists(overrides.MARKER)
         assert check("alice").limit == 2
 
     def compare(self, monkeypatch):
-        monkeypatch.setattr(restoring.state, "next_comparison", 0.0)
+        monkeypatch.setattr(actions.state, "next_comparison", 0.0)
         background.run(20)
 
     def test_an_evicted_override_is_restored_though_the_marker_is_there(self, client, monkeypatch):
@@ -327,7 +329,7 @@ class TestModel:
         with override_settings(CACHES=gone):
             self.set()
             self.compare(monkeypatch)  # fails, and stays due
-        assert restoring.state.next_comparison == 0.0
+        assert actions.state.next_comparison == 0.0
         background.run(20)
         assert not check("alice").allowed
 
@@ -335,7 +337,7 @@ class TestModel:
         monkeypatch.setattr("rlaas_django.models.COMPARED", 2)
         until = timezone.now() + timedelta(hours=1)
         for name in "abcde":
-            Override.set(name, "", BLOCK, until, by="operator", reason="spam")
+            set_override(name, "", BLOCK, until, by="operator", reason="spam")
         client.delete(*[f"rlaas:override:{name}" for name in "abcde"])
         Override.restore()
         client.delete(*[f"rlaas:override:{name}" for name in "abcde"])
@@ -344,7 +346,7 @@ class TestModel:
         background.run(20)
         background.run(20)
         assert client.exists(*[f"rlaas:override:{name}" for name in "abcde"]) == 5
-        assert restoring.state.next_comparison > time.monotonic()
+        assert actions.state.next_comparison > time.monotonic()
 
     def test_the_command_restores_overrides(self, client):
         self.set()

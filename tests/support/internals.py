@@ -54,6 +54,7 @@ from rlaas_django.management.commands.rlaas import SUBCOMMANDS
 from rlaas_django.management.commands.rlaas import Command as RlaasCommand
 from rlaas_django.management.output import Output as CommandOutput
 from rlaas_django.management.output import Styled
+from rlaas_django.models import Override
 from rlaas_django.replay.log_lines import LineParser, parse_time
 from rlaas_django.replay.log_lines import Request as LogRequest
 from rlaas_django.replay.policies import parse_policy
@@ -179,6 +180,7 @@ __all__ = [
     "script_for",
     "service_auth",
     "service_urls",
+    "set_override",
     "single_server",
     "statistics_totals",
     "strictest",
@@ -274,6 +276,13 @@ def single_server():
 def cached_refusals() -> int:
     """Return how many refusals this process has cached."""
     return len(refusal_cache.cached_refusals().entries)
+
+
+def set_override(identity: str, policy: str, kind: str, until, *, by, **fields) -> Override:
+    """Set an override in the database and in Redis."""
+    override = Override(identity=identity, policy=policy, kind=kind, until=until, **fields)
+    override.activate(by)
+    return override
 
 
 def unique_id() -> str:

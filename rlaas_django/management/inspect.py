@@ -19,15 +19,21 @@ from ..operators.formatting import duration
 from ..operators.identities import describe
 from ..runtime import registry
 from ..stats import reader, schema
-from .output import HEADING, Output, Styled, minute, percent, plural, size
-from .subcommands import (
+from .base import (
+    HEADING,
     IDENTITY,
     POLICY,
     Argument,
+    Output,
+    Styled,
     Subcommand,
     argument,
     identity_of,
+    minute,
+    percent,
+    plural,
     policies_named,
+    size,
 )
 
 MOST_REFUSED = 5  # identities that `status` lists
@@ -215,7 +221,7 @@ class Show(Subcommand):
             output.json(
                 {
                     "identity": identity,
-                    "policies": [_show_json(row) for row in rows],
+                    "policies": [_usage_json(row) for row in rows],
                     "overrides": [_override_json(override) for override in overrides],
                 }
             )
@@ -262,21 +268,14 @@ def _usage_cells(row: usage.Row) -> tuple[object, ...]:
 
 
 def _usage_json(row: usage.Row) -> dict[str, Any]:
-    """Return what `show`, `top` and `watch` have in common."""
     outcome = row.outcome
     return {
+        "identity": outcome.identity,
         "policy": outcome.policy.name,
         "used": outcome.current_count,
         "limit": outcome.limit,
         "refusedToday": row.refused_today,
         "override": row.override and row.override.kind,
-    }
-
-
-def _show_json(row: usage.Row) -> dict[str, Any]:
-    outcome = row.outcome
-    return {
-        **_usage_json(row),
         "allowed": outcome.allowed,
         "retryAfter": outcome.retry_after,
         "resetAfter": outcome.reset_after,
@@ -302,7 +301,7 @@ class Top(Subcommand):
         rows = self.rows(options)
 
         if output.as_json:
-            output.json(self.as_json(rows))
+            output.json([_usage_json(row) for row in rows])
         else:
             self.show(rows, output)
 
@@ -310,10 +309,6 @@ class Top(Subcommand):
         """Return the highest usage."""
         rows = usage.watch_list(options.policy or None)
         return rows[: max(1, options.number)]
-
-    def as_json(self, rows: list[usage.Row]) -> list[dict[str, Any]]:
-        """Return the rows as JSON has them."""
-        return [{"identity": row.outcome.identity, **_usage_json(row)} for row in rows]
 
     def show(self, rows: list[usage.Row], output: Output) -> None:
         """Print the table."""
@@ -368,7 +363,7 @@ class Watch(Top):
                 "at": now.isoformat(),
                 "requests": counts.total,
                 "refused": counts.refused,
-                "top": self.as_json(rows),
+                "top": [_usage_json(row) for row in rows],
             }
             output.json(line, indent=None)
             return

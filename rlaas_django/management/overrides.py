@@ -16,14 +16,16 @@ from ..models import Override
 from ..operators import actions, usage
 from ..operators.actions import Operator
 from ..operators.identities import describe
-from .output import Output, Styled, minute
-from .subcommands import (
+from .base import (
     IDENTITY,
     POLICY,
     REASON,
+    Output,
+    Styled,
     Subcommand,
     argument,
     identity_of,
+    minute,
     parse_duration,
     policies_named,
 )

@@ -194,17 +194,3 @@ def percent(share: float) -> str:
     """Return a share as `12.3 %`, with three digits that matter."""
     digits = ".3g" if share < 0.0999 else ".1f"
     return f"{100 * share:{digits}} %"
-
-
-def size(number: float) -> str:
-    """Return bytes as `118 B`, `1.7 kB`, `119 MB` or `2.0 GB`."""
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while number >= 999.5 and len(units) > 1:
-        number /= 1000
-        del units[0]
-
-    unit = units[0]
-    digits = ".3g"
-    if unit == "TB" or (unit != "B" and number < 9.95):
-        digits = ",.1f"
-    return f"{number:{digits}} {unit}"

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from django.core import checks
+from django.template.defaultfilters import filesizeformat
 
 from .. import backend, conf
 from ..core.keys import parse_address
 from ..stats import reader
-from .base import Output, Styled, Subcommand, argument, percent, plural, size
+from .base import Output, Styled, Subcommand, argument, percent, plural
 
 OK = "ok"
 WARNING = "warning"
@@ -234,10 +235,14 @@ def _memory(info: dict[str, str]) -> Finding:
     used = int(info.get("used_memory", 0))
     maximum = int(info.get("maxmemory", 0))
     if not maximum:
-        return Finding(OK, "memory", f"{size(used)} used; maxmemory is not set.")
+        return Finding(
+            OK, "memory", f"{filesizeformat(used)} used; maxmemory is not set."
+        )
 
     share = used / maximum
-    text = f"{size(used)} of {size(maximum)} ({percent(share)}) used"
+    text = (
+        f"{filesizeformat(used)} of {filesizeformat(maximum)} ({percent(share)}) used"
+    )
     if share <= FULL:
         return Finding(OK, "memory", f"{text}.")
 

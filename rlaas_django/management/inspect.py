@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
+from django.template.defaultfilters import filesizeformat
 from django.utils import timezone
 
 from .. import backend, conf
@@ -33,8 +34,8 @@ from .base import (
     percent,
     plural,
     policies_named,
-    size,
 )
+from .overrides import override_json
 
 MOST_REFUSED = 5  # identities that `status` lists
 HOUR_FIELDS = ("total", "allowed", "refused", "over", "degraded")
@@ -63,14 +64,12 @@ class Status(Subcommand):
         refused, _ = reader.most_refused(MOST_REFUSED)
 
         if output.as_json:
-            breakers = [server.name for server in usage.unavailable_servers()]
             output.json(
                 {
                     "server": state.version,
                     "latencyMs": round(state.latency_ms, 3),
                     "keys": state.keys,
                     "memory": state.rate_limit_memory,
-                    "openBreakers": breakers,
                     "lastHour": {name: getattr(hour, name) for name in HOUR_FIELDS},
                     "mostRefusedToday": refused,
                 }
@@ -79,7 +78,7 @@ class Status(Subcommand):
 
         keys = f"{state.version}, {state.keys:,} keys"
         if state.rate_limit_memory is not None:
-            keys += f", {size(state.rate_limit_memory)} used by rate limits"
+            keys += f", {filesizeformat(state.rate_limit_memory)} used by rate limits"
 
         share = percent(hour.refused / max(1, hour.total))
         requests = (
@@ -222,7 +221,7 @@ class Show(Subcommand):
                 {
                     "identity": identity,
                     "policies": [_usage_json(row) for row in rows],
-                    "overrides": [_override_json(override) for override in overrides],
+                    "overrides": [override_json(override) for override in overrides],
                 }
             )
             return
@@ -240,14 +239,6 @@ class Show(Subcommand):
                 f" under {override.policy or 'every policy'}"
                 f" until {override.until:%Y-%m-%d %H:%M %Z}: {override.reason}",
             )
-
-
-def _override_json(override: Override) -> dict[str, str]:
-    return {
-        "kind": override.kind,
-        "policy": override.policy,
-        "reason": override.reason,
-    }
 
 
 def _usage_cells(row: usage.Row) -> tuple[object, ...]:

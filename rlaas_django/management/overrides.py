@@ -64,24 +64,27 @@ class SetOverride(Subcommand):
     def run(self, options: Namespace, output: Output) -> None:
         """Set the override, and print which others it concerns."""
         policies_named(options.policy)
+        operator = Operator.of_command()
         fields = {
             "identity": identity_of(options.identity),
             "policy": options.policy,
             "until": timezone.now() + options.duration,
             "every_client": options.every_client,
+            "reason": options.reason,
             **self.kind_and_amounts(options),
         }
-        override = Override(**fields)
+        override = Override(**fields, created_by=operator.name)
 
         try:
             effect = actions.effect_of(override)
-            actions.set_override(Operator.of_command(), reason=options.reason, **fields)
+            actions.set_override(operator, **fields)
         except ValidationError as error:
             raise PolicyError(" ".join(error.messages)) from error
 
         if output.as_json:
-            output.json({**fields, "until": override.until.isoformat()})
+            output.json(override_json(override))
             return
+
         output.line(
             Styled(_kind_and_amount(override), "SUCCESS"),
             f": {override.identity} under {_scope(override)}"
@@ -95,6 +98,20 @@ class SetOverride(Subcommand):
         ):
             for other in others:
                 output.line(f"{text}: {other} under {_scope(other)}.")
+
+
+def override_json(override: Override) -> dict[str, object]:
+    """Return an override as JSON has it."""
+    return {
+        "identity": override.identity,
+        "kind": override.kind,
+        "policy": override.policy,
+        "amount": override.amount_text,
+        "everyClient": override.every_client,
+        "until": override.until.isoformat(),
+        "by": override.created_by,
+        "reason": override.reason,
+    }
 
 
 def _kind_and_amount(override: Override) -> str:
@@ -183,13 +200,7 @@ class End(Subcommand):
             actions.end_override(Operator.of_command(), override, options.reason)
 
         if output.as_json:
-            fields = ("identity", "policy", "kind")
-            output.json(
-                [
-                    {name: getattr(override, name) for name in fields}
-                    for override in ended
-                ]
-            )
+            output.json([override_json(override) for override in ended])
         else:
             for override in ended:
                 text = f": {override} under {_scope(override)}."
@@ -223,7 +234,7 @@ class List(Subcommand):
             overrides = overrides.filter(kind=options.kind)
 
         if output.as_json:
-            output.json([self.as_json(override) for override in overrides])
+            output.json([override_json(override) for override in overrides])
         elif not overrides:
             output.line("No override is active.")
         else:
@@ -242,18 +253,6 @@ class List(Subcommand):
             output.table(
                 ("Identity", "Override", "Policy", "Until", "Operator", "Reason"), rows
             )
-
-    def as_json(self, override: Override) -> dict[str, object]:
-        return {
-            "identity": override.identity,
-            "kind": override.kind,
-            "policy": override.policy,
-            "amount": override.amount_text,
-            "everyClient": override.every_client,
-            "until": override.until.isoformat(),
-            "by": override.created_by,
-            "reason": override.reason,
-        }
 
 
 class Reset(Subcommand):

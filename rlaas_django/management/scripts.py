@@ -10,12 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from django.template.defaultfilters import filesizeformat
+
 from .. import backend, conf
 from ..backend.scripts import SCRIPTS
 from ..core.callers import VERBS, parse_tokens
 from ..core.keys import COUNTER_PREFIX, parse_counter_key
 from ..operators import usage
-from .base import Output, Styled, Subcommand, argument, plural, size
+from .base import Output, Styled, Subcommand, argument, plural
 
 LOADED = Styled("loaded", "SUCCESS")
 NOT_LOADED = Styled("not loaded", "WARNING")
@@ -174,9 +176,9 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["policy"],
         row["algorithm"],
         f"{row['keys']:,}",
-        size(row["largest"]),
-        size(row["bytes_per_identity"]),
-        size(row["estimate"]),
+        filesizeformat(row["largest"]),
+        filesizeformat(row["bytes_per_identity"]),
+        filesizeformat(row["estimate"]),
     )
 
 

@@ -34,6 +34,7 @@ def _policy(candidate: Candidate, share: float) -> dict[str, Any]:
     """Return what a policy refused, and the limit to set instead."""
     policy = candidate.policy
     runs = [_run(run, share) for run in candidate.runs]
+
     return {
         "policy": candidate.text,
         "rate": str(policy.rate),
@@ -50,18 +51,21 @@ def _policy(candidate: Candidate, share: float) -> dict[str, Any]:
 
 def _run(run: Run, share: float) -> dict[str, Any]:
     """Return what a policy refused under one algorithm."""
-    peak_usage = {
-        name: smallest_limit(run.peaks, above) for name, above in QUANTILES.items()
-    }
-    worst = [
-        {"identity": name, "refused": refused} for refused, name in reversed(run.worst)
-    ]
-
+    requests = run.demand.total()
     limit, burst = _sure_limit(run, share)
+
+    peak_usage = {}
+    for name, above in QUANTILES.items():
+        peak_usage[name] = smallest_limit(run.peaks, above)
+
+    worst = []
+    for refused, name in reversed(run.worst):
+        worst.append({"identity": name, "refused": refused})
+
     return {
         "algorithm": run.algorithm.name,
         "refused": run.refused,
-        "refused_share": run.refused / max(1, run.demand.total()),
+        "refused_share": run.refused / max(1, requests),
         "identities_refused": run.refused_identities,
         "longest_wait": run.longest_wait,
         "most_admitted_in_a_window": run.most_admitted,
@@ -76,10 +80,12 @@ def smallest_limit(demand: Counter[int], share: float) -> int:
     """Return the smallest limit that at most this share of the numbers exceed."""
     above = demand.total()
     allowed = share * above
+
     for limit in sorted(demand):
         above -= demand[limit]
         if above <= allowed:
             return limit
+
     return 0
 
 

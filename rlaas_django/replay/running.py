@@ -44,8 +44,6 @@ WORST = 10  # identities that are listed
 class Demand:
     """The demand of one client under one length of window, as algorithms count it."""
 
-    __slots__ = ("current", "index", "previous", "times")
-
     def __init__(self) -> None:
         self.times = array("q")  # of the requests in the sliding window
         self.index = 0  # of the latest fixed window since the epoch
@@ -66,8 +64,10 @@ class Demand:
             self.current = 0
         self.current += 1
 
-        left = min(length, (self.index + 1) * length - now)
-        weighted = -(-self.previous * left // length)
+        end = (self.index + 1) * length
+        left = min(length, end - now)
+        weighted = math.ceil(self.previous * left / length)
+
         return {
             "fixed": self.current,
             "sliding": add_to_window(self.times, now, length),
@@ -88,8 +88,6 @@ def add_to_window(times: array[int], now: int, length: int) -> int:
 class Usage:
     """What one client got under one algorithm."""
 
-    __slots__ = ("admitted", "peak", "refused")
-
     def __init__(self) -> None:
         self.admitted = array("q")  # times of the requests in the window
         self.refused = 0
@@ -98,8 +96,6 @@ class Usage:
 
 class Client:
     """One identity under one policy."""
-
-    __slots__ = ("demand", "identity", "last", "name", "usages")
 
     def __init__(self, name: str, number: int, runs: int) -> None:
         self.name = name
@@ -126,7 +122,13 @@ class Run:
         self.demand: Counter[int] = Counter()
         self.peaks: Counter[int] = Counter()
 
-    def count(self, usage: Usage, demand: int, now: int, outcome: Outcome) -> None:
+    def count(
+        self,
+        usage: Usage,
+        demand: int,
+        now: int,
+        outcome: Outcome,
+    ) -> None:
         """Count a request of a client."""
         self.demand[demand] += 1
         usage.peak = max(usage.peak, demand)
@@ -140,22 +142,31 @@ class Run:
             self.refused += 1
             self.longest_wait = max(self.longest_wait, outcome.retry_after)
 
-    def sum_up(self, client: Client, usage: Usage) -> None:
-        """Count a client, of which no more requests come."""
+    def sum_up(self, name: str, usage: Usage) -> None:
+        """Count a client that is forgotten, or whose last request was counted."""
         self.peaks[usage.peak] += 1
-        if usage.refused:
-            self.refused_identities += 1
-            self.worst = sorted([*self.worst, (usage.refused, client.name)])[-WORST:]
+        if not usage.refused:
+            return
+
+        self.refused_identities += 1
+        self.worst.append((usage.refused, name))
+        self.worst.sort()
+        del self.worst[:-WORST]
 
 
 class Candidate:
     """One policy that is replayed, under one algorithm or several."""
 
     def __init__(
-        self, name: str, text: str, policy: Policy, algorithms: Iterable[str]
+        self,
+        name: str,
+        text: str,
+        policy: Policy,
+        algorithms: Iterable[str],
     ) -> None:
         self.text = text
         self.policy = policy
+
         # Shadow policies are decided together, but each as if it were alone.
         self.policies = [
             replace(policy, name=f"{name}.{algorithm}", algo=algorithm, shadow=True)
@@ -192,7 +203,11 @@ class Candidate:
 
     def _identify(self, request: Request) -> str:
         """Return the encoded identity; ValueError where the log does not tell it."""
-        names: dict[Any, str] = {"ip": request.ip, "user": request.user, **request.more}
+        names: dict[Any, str] = {
+            "ip": request.ip,
+            "user": request.user,
+            **request.more,
+        }
 
         kind, _, parameter = str(self.policy.key).partition(":")
         if kind == "get":
@@ -214,7 +229,7 @@ class Candidate:
         _, client = self.clients.popitem(last=False)
         self.identities += 1
         for run, usage in zip(self.runs, client.usages, strict=True):
-            run.sum_up(client, usage)
+            run.sum_up(client.name, usage)
         return client
 
 
@@ -235,28 +250,34 @@ class Replay:
 
         self._cache = cache
         self._name = f"replay-{secrets.token_hex(4)}"
+
         self.candidates: list[Candidate] = []
         for number, (text, policy) in enumerate(policies):
             name = f"{self._name}.{number}"
-            chosen = [policy.algo] if policy.algo else algorithms
+            chosen = algorithms
+            if policy.algo:
+                chosen = [policy.algo]
             self.candidates.append(Candidate(name, text, policy, chosen))
 
-        self._shortest = min(policy.window for _, policy in policies)  # seconds
+        windows = [policy.window for _, policy in policies]
+        self._shortest = min(windows)  # seconds
         self._part_at = 0  # ms; where the present part of the log begins
         self._part_started = math.inf
 
     def run(
-        self, batches: Iterable[list[Request]], progress: Callable[[], None]
+        self,
+        batches: Iterable[list[Request]],
+        progress: Callable[[], None],
     ) -> None:
         """Replay requests, sorted by time, and delete the keys that this takes."""
         settings = conf.replaced(cache=self._cache, timeout=TIMEOUT, enabled=True)
         with settings, frozen_clock(0) as self._clock:
             try:
                 for batch in batches:
-                    for now, requests in itertools.groupby(batch, attrgetter("at")):
-                        self._decide(now, requests)
+                    self._decide_batch(batch)
                     self._forget_idle()
                     progress()
+
                 self._compare_clocks(self._part_at)
             finally:
                 self._delete_keys()
@@ -265,13 +286,17 @@ class Replay:
             while candidate.clients:
                 candidate.pop_idle()
 
+    def _decide_batch(self, batch: list[Request]) -> None:
+        for now, requests in itertools.groupby(batch, attrgetter("at")):
+            self._compare_clocks(now)
+            self._clock.ms = now
+            self.first = self.first or now
+            self.last = now
+
+            self._decide(now, requests)
+
     def _decide(self, now: int, requests: Iterable[Request]) -> None:
         """Have the limiter decide the requests of one time, in one round trip."""
-        self._compare_clocks(now)
-        self._clock.ms = now
-        self.first = self.first or now
-        self.last = now
-
         charges = []
         checks = []
         for request, candidate in itertools.product(requests, self.candidates):
@@ -328,7 +353,11 @@ def uninterrupted() -> Iterator[None]:
     they were deleted.
     """
     interrupts: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+
+    def postpone(number: int, _frame: object) -> None:
+        interrupts.append(number)
+
+    handler = signal.signal(signal.SIGINT, postpone)
     try:
         yield
     finally:

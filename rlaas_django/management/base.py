@@ -151,14 +151,15 @@ def identity_of(text: str) -> EncodedIdentity:
         raise PolicyError(str(error)) from error
 
 
-def policies_named(name: str | None) -> dict[str, Policy]:
-    """Return the policy with this name, or all policies where it is empty."""
-    policies = usage.policies()
+def find_policy(name: str) -> Policy | None:
+    """Return the policy of `--policy`; None where it is not given."""
     if not name:
-        return policies
+        return None
+
+    policies = usage.policies()
     if name not in policies:
         raise PolicyError(f"There is no policy {name!r}{nearest(name, policies)}")
-    return {name: policies[name]}
+    return policies[name]
 
 
 def parse_duration(text: str) -> timedelta:

@@ -29,11 +29,11 @@ from .base import (
     Styled,
     Subcommand,
     argument,
+    find_policy,
     identity_of,
     minute,
     percent,
     plural,
-    policies_named,
 )
 from .overrides import override_json
 
@@ -76,33 +76,39 @@ class Status(Subcommand):
             )
             return
 
+        for heading, text in self.rows(state, hour, refused):
+            output.line(Styled(f"{heading:11}", HEADING), text)
+
+    def rows(
+        self,
+        state: Any,
+        hour: reader.Counts,
+        refused: dict[str, int],
+    ) -> Iterator[tuple[str, object]]:
+        """Yield the lines, each with its heading."""
         keys = f"{state.version}, {state.keys:,} keys"
         if state.rate_limit_memory is not None:
             keys += f", {filesizeformat(state.rate_limit_memory)} used by rate limits"
 
+        yield "Redis", keys
+        yield "Latency", f"{state.latency_ms:.1f} ms"
+
         share = percent(hour.refused / max(1, hour.total))
-        requests = (
+        yield (
+            "Last hour",
             f"{hour.total:,} requests, {hour.refused:,} refused ({share}), "
-            f"{hour.over:,} over the limit but allowed"
+            f"{hour.over:,} over the limit but allowed",
         )
-        rows: list[tuple[str, object]] = [
-            ("Redis", keys),
-            ("Latency", f"{state.latency_ms:.1f} ms"),
-            ("Last hour", requests),
-        ]
         if hour.degraded:
             text = f"{hour.degraded:,} were decided without Redis"
-            rows.append(("", Styled(text, "WARNING")))
+            yield "", Styled(text, "WARNING")
 
         labels = describe(refused)
         heading = "Refused"
         for identity, times in refused.items():
             name = labels[identity].argument
-            rows.append((heading, f"{name}  {plural(times, 'time')} today"))
+            yield heading, f"{name}  {plural(times, 'time')} today"
             heading = ""
-
-        for heading, figures in rows:
-            output.line(Styled(f"{heading:11}", HEADING), figures)
 
 
 class Policies(Subcommand):
@@ -117,7 +123,7 @@ class Policies(Subcommand):
         """Print a row for each use of a policy."""
         rows = [row for row in _uses() if options.policy in (None, row["policy"])]
         if not rows:
-            policies_named(options.policy)  # raises the error that names the nearest
+            find_policy(options.policy)  # raises the error that names the nearest
 
         if output.as_json:
             output.json(rows)
@@ -131,7 +137,7 @@ def _uses() -> Iterator[dict[str, Any]]:
     config = conf.config()
     policies = usage.policies()
 
-    uses: list[tuple[str, str | Policy]] = [
+    uses = [
         (f"rule {_describe_rule(rule)}", name)
         for rule in config.rules
         for name in rule.policies or ("exempt",)
@@ -140,13 +146,13 @@ def _uses() -> Iterator[dict[str, Any]]:
         uses = [("rule /", DEFAULT)]
 
     for view in sorted(registry.limited_views(), key=lambda view: view.name):
-        uses += [(view.name, policy) for policy in view.policies]
+        uses += [(view.name, str(policy)) for policy in view.policies]
 
-    for where, used in uses:
-        policy = used if isinstance(used, Policy) else policies.get(used)
-        yield _policy_row(where, str(used), policy)
+    for where, name in uses:
+        yield _policy_row(where, name, policies.get(name))
 
-    for name in sorted(policies.keys() - {str(used) for _, used in uses}):
+    used = {name for _, name in uses}
+    for name in sorted(policies.keys() - used):
         where = "settings" if name in config.policies else "code"
         yield _policy_row(where, name, policies[name])
 
@@ -288,7 +294,7 @@ class Top(Subcommand):
 
     def run(self, options: Namespace, output: Output) -> None:
         """Print them once."""
-        policies_named(options.policy)
+        find_policy(options.policy)
         rows = self.rows(options)
 
         if output.as_json:
@@ -329,7 +335,7 @@ class Watch(Top):
 
     def run(self, options: Namespace, output: Output) -> None:
         """Look again and again."""
-        policies_named(options.policy)
+        find_policy(options.policy)
 
         looks = 0
         while options.times is None or looks < options.times:

@@ -24,10 +24,10 @@ from .base import (
     Styled,
     Subcommand,
     argument,
+    find_policy,
     identity_of,
     minute,
     parse_duration,
-    policies_named,
 )
 
 DAY = timedelta(days=1)
@@ -59,11 +59,11 @@ class SetOverride(Subcommand):
 
     def kind_and_amounts(self, _options: Namespace) -> dict[str, Any]:
         """Return the kind, and the limit or the factor."""
-        return {"kind": self.kind, "limit": None, "factor": None}
+        return {"kind": self.kind}
 
     def run(self, options: Namespace, output: Output) -> None:
         """Set the override, and print which others it concerns."""
-        policies_named(options.policy)
+        find_policy(options.policy)
         operator = Operator.of_command()
         fields = {
             "identity": identity_of(options.identity),
@@ -171,13 +171,13 @@ class Limit(SetOverride):
                 raise PolicyError(
                     f"{options.factor!r} is not a factor; write 2 or 0.5."
                 ) from error
-            return {"kind": FACTOR, "limit": None, "factor": factor}
+            return {"kind": FACTOR, "factor": factor}
 
-        policy = policies_named(options.policy).get(options.policy)
+        policy = find_policy(options.policy)
         if policy is not None and isinstance(policy.rate, Rate):
             # Raises PolicyError where it cannot be counted exactly.
             Rate(options.limit, policy.window)
-        return {"kind": LIMIT, "limit": options.limit, "factor": None}
+        return {"kind": LIMIT, "limit": options.limit}
 
 
 class End(Subcommand):
@@ -266,7 +266,7 @@ class Reset(Subcommand):
     def run(self, options: Namespace, output: Output) -> None:
         """Reset the usage, and print under which policies there was some."""
         identity = identity_of(options.identity)
-        policies_named(options.policy)
+        find_policy(options.policy)
 
         if options.policy:
             rows = usage.rows([(options.policy, identity)])

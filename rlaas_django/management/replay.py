@@ -32,11 +32,10 @@ from .base import (
 )
 
 FORM = 'write "100/m by ip" or "20/10s by user, token bucket, burst 40"'
+PROGRESS_INTERVAL = 2.0  # seconds
 
 _RATE_AND_KEY = re.compile(r"(\d+/\S+)(?:\s+(?:by|per)\s+(.+))?")
 _BURST = re.compile(r"burst\s*=?\s*(\d+)")
-PROGRESS_INTERVAL = 2.0  # seconds
-MAX_SAMPLE = 100  # characters of a line that cannot be read
 
 
 def _words(text: str) -> str:
@@ -56,12 +55,9 @@ def parse_policy(text: str, known: Mapping[str, Policy]) -> Policy:
 
     match = _RATE_AND_KEY.fullmatch(first)
     if match is None:
-        if "/" in first or " " in first:
-            raise PolicyError(f"{text!r} does not begin with a rate and a key; {FORM}.")
-
         hint = nearest(first, known)
         raise PolicyError(
-            f"RATE_LIMITER['POLICIES'] has no policy {first!r}{hint} Or {FORM}."
+            f"RATE_LIMITER['POLICIES'] has no policy {text!r}{hint} Or {FORM}."
         )
 
     options: dict[str, Any] = {}
@@ -276,8 +272,7 @@ def show(summary: dict[str, Any], output: Output, seconds: float) -> None:
         text = f"{plural(summary['unreadable'], 'line')} could not be read:"
         output.line(Styled(text, "WARNING"))
     for sample in summary["unreadable_samples"]:
-        text = sample["text"][:MAX_SAMPLE]
-        output.line(f"  {sample['file']}:{sample['line']}: {text}")
+        output.line(f"  {sample['file']}:{sample['line']}: {sample['text']}")
 
     for policy in summary["policies"]:
         _show_policy(policy, output, summary["wanted_share"])
@@ -296,17 +291,9 @@ def _show_policy(policy: dict[str, Any], output: Output, share: float) -> None:
         text = f"{policy['without_identity']:,} requests have no identity to count by."
         output.line(Styled(text, "WARNING"))
 
-    output.line()
-    _show_runs(policy, output, share)
-
-    runs = policy["algorithms"]
-    worst = max(runs, key=lambda run: run["refused"])
-    if worst["worst"]:
-        output.line()
-        output.table(
-            (f"worst under {worst['algorithm']}", ">refused"),
-            [(entry["identity"], f"{entry['refused']:,}") for entry in worst["worst"]],
-        )
+    _show_refusals(policy, output, share)
+    _show_peaks(policy, output)
+    _show_worst(policy, output)
 
     name = "per-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", policy["key"])
     output.line()
@@ -317,39 +304,58 @@ def _show_policy(policy: dict[str, Any], output: Output, share: float) -> None:
     output.line(f"  {json.dumps(name)}: {json.dumps(policy['suggestion'])},")
 
 
-def _show_runs(policy: dict[str, Any], output: Output, share: float) -> None:
-    """Print what each algorithm refused, and what identities asked for."""
-    window = duration(policy["window"])
+def _show_refusals(policy: dict[str, Any], output: Output, share: float) -> None:
+    """Print what each algorithm refused."""
     columns = (
         "algorithm",
         ">refused",
         ">share",
         ">identities",
         ">longest wait",
-        f">most in {window}",
+        f">most in {duration(policy['window'])}",
         f">limit for {percent(share)}",
     )
 
-    refusals = []
-    peaks = []
+    rows = []
     for run in policy["algorithms"]:
         style = "WARNING" if run["refused_share"] > share else "SUCCESS"
-        refusals.append(
-            (
-                run["algorithm"],
-                f"{run['refused']:,}",
-                Styled(percent(run["refused_share"]), style),
-                f"{run['identities_refused']:,}",
-                duration(run["longest_wait"]),
-                f"{run['most_admitted_in_a_window']:,}",
-                f"{run['limit_for_share']:,}",
-            )
+        row = (
+            run["algorithm"],
+            f"{run['refused']:,}",
+            Styled(percent(run["refused_share"]), style),
+            f"{run['identities_refused']:,}",
+            duration(run["longest_wait"]),
+            f"{run['most_admitted_in_a_window']:,}",
+            f"{run['limit_for_share']:,}",
         )
+        rows.append(row)
 
-        usage = [f"{run['peak_usage'][name]:,}" for name in QUANTILES]
-        peaks.append((run["algorithm"], *usage))
-
-    output.table(columns, refusals)
     output.line()
-    quantiles = [f">{name}" for name in QUANTILES]
-    output.table((f"requests of an identity in {window}", *quantiles), peaks)
+    output.table(columns, rows)
+
+
+def _show_peaks(policy: dict[str, Any], output: Output) -> None:
+    """Print how much identities asked for, as each algorithm counts it."""
+    heading = f"requests of an identity in {duration(policy['window'])}"
+    columns = [heading, *(f">{name}" for name in QUANTILES)]
+
+    rows = []
+    for run in policy["algorithms"]:
+        peaks = [f"{run['peak_usage'][name]:,}" for name in QUANTILES]
+        rows.append((run["algorithm"], *peaks))
+
+    output.line()
+    output.table(columns, rows)
+
+
+def _show_worst(policy: dict[str, Any], output: Output) -> None:
+    """Print who was refused most, by the algorithm that refused most."""
+    run = max(policy["algorithms"], key=lambda run: run["refused"])
+    if not run["worst"]:
+        return
+
+    columns = (f"worst under {run['algorithm']}", ">refused")
+    rows = [(entry["identity"], f"{entry['refused']:,}") for entry in run["worst"]]
+
+    output.line()
+    output.table(columns, rows)

@@ -93,21 +93,24 @@ class LineParser:
 
     def parse(self, line: str) -> Request | None:
         """Return the request of a line, or None for a line that cannot be read."""
+        match = _COMMON.match(line)
         try:
-            match = _COMMON.match(line)
             if match is not None:
                 return _make_request(match.groupdict(), {})
-            if line.lstrip().startswith("{"):
-                return self._parse_json(json.loads(line))
-        except (ValueError, TypeError, RecursionError):
-            pass
-        return None
 
-    def _parse_json(self, entry: dict[str, Any]) -> Request | None:
+            return self._parse_json(json.loads(line))
+        except (ValueError, RecursionError):
+            return None
+
+    def _parse_json(self, entry: Any) -> Request | None:
         """Return the request of a JSON line, or None without any identity."""
-        texts = {
-            name: _first_value(entry, fields) for name, fields in self._fields.items()
-        }
+        if not isinstance(entry, dict):
+            return None
+
+        texts = {}
+        for name, fields in self._fields.items():
+            texts[name] = _first_value(entry, fields)
+
         more = {name: texts[name][:MAX_NAME] for name in self._more if texts[name]}
         if not (texts["ip"] or texts["user"] or more):
             return None
@@ -126,6 +129,7 @@ def _first_value(entry: dict[str, Any], fields: Sequence[str]) -> str:
         value = _value(entry, field)
         if value is not None:
             return str(value)
+
     return ""
 
 
@@ -138,6 +142,7 @@ def _value(entry: Any, field: str) -> Any:
         if not isinstance(entry, dict):
             return None
         entry = entry.get(name)
+
     return entry
 
 
@@ -172,6 +177,7 @@ def parse_time(text: str) -> int:
 
     if not EARLIEST <= ms <= LATEST:
         raise ValueError(f"{text!r} is not a time of an access log.")
+
     return int(ms)
 
 
@@ -180,7 +186,8 @@ def _scale(number: float) -> float:
     for least, factor in _SCALES:
         if number >= least:
             return number * factor
-    return 0.0
+
+    return 0.0  # negative, or not a number
 
 
 def _parse_date(text: str) -> datetime:
@@ -192,6 +199,7 @@ def _parse_date(text: str) -> datetime:
 
     if date.tzinfo is None:
         date = date.replace(tzinfo=UTC)
+
     return date
 
 
@@ -213,6 +221,7 @@ class Log:
         self.samples: list[dict[str, Any]] = []  # some of the unreadable lines
 
         self._files = {path: _open(path) for path in paths}
+
         self._size = 0  # bytes; 0 where it is not known, as of a pipe
         if all(map(os.path.isfile, paths)):
             self._size = sum(map(os.path.getsize, paths))
@@ -234,6 +243,7 @@ class Log:
         """Which share of the files was read; None where it is not known."""
         if not self._size:
             return None
+
         read = sum(file.tell() for file in self._files.values())
         return read / self._size
 
@@ -241,6 +251,7 @@ class Log:
         """Yield the requests, sorted by time within a batch; files are merged."""
         streams = [self._requests(path, file) for path, file in self._files.items()]
         merged = heapq.merge(*streams, key=_by_time)
+
         while batch := sorted(islice(merged, SORTED_TOGETHER), key=_by_time):
             yield batch
 
@@ -250,6 +261,7 @@ class Log:
         try:
             for number, line in enumerate(_lines(file), 1):
                 request = self._parser.parse(line)
+
                 if request is None:
                     self._add_unreadable(path, number, line)
                 elif self._is_wanted(request):

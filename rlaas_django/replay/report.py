@@ -102,12 +102,14 @@ def _sure_limit(run: Run, share: float) -> tuple[int, int | None]:
         # A bucket admits each request whose demand is within both limit and burst.
         limit = max(limit, -(-limit * rate.limit // burst))
 
-    if run.refused <= share * run.demand.total():  # as the replay has shown
+    # The present limit is sure, where the replay has shown it.
+    if run.refused <= share * run.demand.total():
         limit = min(limit, rate.limit)
 
     maximum = Rate.maximum(rate.window)
     if burst is not None:
         burst = min(-(-limit * burst // rate.limit), maximum)
+
     return min(limit, maximum), burst
 
 
@@ -116,17 +118,24 @@ def _suggestion(candidate: Candidate, runs: list[dict[str, Any]]) -> dict[str, A
 
     Of several algorithms it has the exact one that takes little memory.
     """
-    by_algorithm = {run["algorithm"]: run for run in runs}
-    chosen = by_algorithm.get(SLIDING_WINDOW_COMPACT, runs[0])
+    chosen = runs[0]
+    for run in runs:
+        if run["algorithm"] == SLIDING_WINDOW_COMPACT:
+            chosen = run
+
+    policy = candidate.policy
+    rate = Rate(chosen["limit_for_share"], policy.window)
 
     entry = {
-        "rate": str(Rate(chosen["limit_for_share"], candidate.policy.window)),
-        "key": str(candidate.policy.key),
+        "rate": str(rate),
+        "key": str(policy.key),
         "algo": chosen["algorithm"],
     }
 
-    if chosen["burst_for_share"] is not None:
-        entry["burst"] = chosen["burst_for_share"]
+    burst = chosen["burst_for_share"]
+    if burst is not None:
+        entry["burst"] = burst
+
     return entry
 
 
@@ -134,4 +143,6 @@ def _iso(ms: int | None) -> str | None:
     """Return a time as `2023-11-14T22:13:00+00:00`."""
     if ms is None:
         return None
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat()
+
+    time = datetime.fromtimestamp(ms / 1000, UTC)
+    return time.isoformat()

@@ -52,16 +52,7 @@ class Demand:
 
     def add(self, now: int, length: int) -> dict[str, int]:
         """Add a request, and return its demand by the kinds of `Algorithm.demand`."""
-        index = now // length
-        if index == self.index + 1:
-            self.previous = self.current
-        elif index > self.index:
-            self.previous = 0
-
-        # A line that is out of order counts to the window that has begun.
-        if index > self.index:
-            self.index = index
-            self.current = 0
+        self._enter_window(now // length)
         self.current += 1
 
         end = (self.index + 1) * length
@@ -73,6 +64,21 @@ class Demand:
             "sliding": add_to_window(self.times, now, length),
             "counter": self.current + weighted,
         }
+
+    def _enter_window(self, index: int) -> None:
+        """Begin a fixed window, unless the request is of one that has begun.
+
+        A line that is out of order counts to the latest window.
+        """
+        if index <= self.index:
+            return
+
+        self.previous = 0
+        if index == self.index + 1:
+            self.previous = self.current
+
+        self.index = index
+        self.current = 0
 
 
 def add_to_window(times: array[int], now: int, length: int) -> int:
@@ -219,8 +225,12 @@ class Candidate:
     def count(self, client: Client, now: int, decision: Decision) -> None:
         """Count a request, as it was decided under each algorithm."""
         demand = client.demand.add(now, 1000 * self.policy.window)
+
         for run, usage, outcome in zip(
-            self.runs, client.usages, decision.outcomes, strict=True
+            self.runs,
+            client.usages,
+            decision.outcomes,
+            strict=True,
         ):
             run.count(usage, demand[run.algorithm.demand], now, outcome)
 
@@ -228,8 +238,10 @@ class Candidate:
         """Sum up the client that was idle the longest, forget it, and return it."""
         _, client = self.clients.popitem(last=False)
         self.identities += 1
+
         for run, usage in zip(self.runs, client.usages, strict=True):
             run.sum_up(client.name, usage)
+
         return client
 
 
@@ -261,6 +273,7 @@ class Replay:
 
         windows = [policy.window for _, policy in policies]
         self._shortest = min(windows)  # seconds
+
         self._part_at = 0  # ms; where the present part of the log begins
         self._part_started = math.inf
 
@@ -270,7 +283,11 @@ class Replay:
         progress: Callable[[], None],
     ) -> None:
         """Replay requests, sorted by time, and delete the keys that this takes."""
-        settings = conf.replaced(cache=self._cache, timeout=TIMEOUT, enabled=True)
+        settings = conf.replaced(
+            cache=self._cache,
+            timeout=TIMEOUT,
+            enabled=True,
+        )
         with settings, frozen_clock(0) as self._clock:
             try:
                 for batch in batches:
@@ -358,6 +375,7 @@ def uninterrupted() -> Iterator[None]:
         interrupts.append(number)
 
     handler = signal.signal(signal.SIGINT, postpone)
+
     try:
         yield
     finally:

@@ -158,6 +158,23 @@ class TestProxies:
         assert findings()["proxies"]["level"] == "ok"
 
 
+@pytest.mark.parametrize(
+    ("url", "subjects"),
+    [
+        ("redis://198.51.100.7:6379/0", ["connection"]),  # a network for documentation is not public
+        ("redis://redis:6379/0", ["connection"]),
+        ("redis://8.8.4.4:6379/0", ["connection", "TLS"]),
+        ("redis://redis.example.com:6379/0", ["connection", "TLS"]),
+        ("rediss://redis.example.com:6379/0", ["connection"]),
+    ],
+)
+def test_a_public_network_without_encryption_is_a_warning(use, monkeypatch, url, subjects):
+    use(url)
+    monkeypatch.setattr(backend, "run_commands", lambda *_: [(0, 0)])
+    found = [each.subject for each in doctor.look_at_connection(backend.topology().master)]
+    assert found == [*subjects, "latency", "clock"]
+
+
 def test_a_cache_that_is_not_encrypted_on_a_public_network_is_a_warning(use):
     use("redis://198.51.100.7:6379/0")
     assert not backend.encryption(backend.topology().master).is_safe

@@ -180,7 +180,7 @@ def test_a_policy_of_the_settings_is_known_by_its_name(configure):
     ("text", "message"),
     [
         ("logn", "did you mean 'login'?"),
-        ("100 by ip", "does not begin with a rate"),
+        ("100 by ip", "has no policy '100 by ip'"),
         ("100/month by ip", "is not a rate"),
         ("100/m by ipp", "did you mean 'ip'?"),
         ("100/m by ip, token buckt", "did you mean 'token bucket'?"),
@@ -427,6 +427,11 @@ def test_the_text_says_what_was_left_out(write):
 def test_a_status_that_is_none_is_an_error(write, capsys):
     assert rlaas("replay", write([line(NOW)]), "--policy", "1/m by ip", "--status", "6xx").code == 2
     assert "'6xx' is not a status; write 401 or 4xx" in capsys.readouterr().err
+
+
+def test_a_field_that_is_not_named_is_an_error(write, capsys):
+    assert rlaas("replay", write([line(NOW)]), "--policy", "1/m by ip", "--field", "addr").code == 2
+    assert "'addr' does not name a field" in capsys.readouterr().err
 
 
 def test_a_file_that_does_not_exist_is_an_error():

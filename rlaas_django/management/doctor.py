@@ -1,27 +1,46 @@
-"""manage.py rlaas doctor: what is wrong, and what to write instead."""
+"""manage.py rlaas doctor: what is wrong, and what to write instead.
+
+Each function that looks at something yields or returns findings.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+import re
+import time
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from django.core import checks
+from django.template.defaultfilters import filesizeformat
 
 from .. import backend, conf
 from ..core.keys import parse_address
 from ..stats import reader
-from . import diagnosis
-from .diagnosis import ERROR, OK, WARNING, Finding
-from .output import Output, Styled
-from .subcommands import Subcommand, argument
+from .base import Output, Styled, Subcommand, argument, percent, plural
 
+OK = "ok"
+WARNING = "warning"
+ERROR = "error"
+STYLES = {OK: "SUCCESS", WARNING: "WARNING", ERROR: "ERROR"}
+
+CALLS = 200  # whose latency is measured
+OLDEST = (6, 2)
+MAX_CLOCK_DIFFERENCE = 1.0  # seconds
+MAX_LAG = 10  # seconds of a replica
+FULL = 0.9  # of maxmemory
 SCANNED = 10_000  # keys that are looked at
 SAMPLED = 500  # of ours, those whose TTL is read
-# What is looked at here also, and more closely.
-OWN_CHECKS = {"rlaas_django.W011"}
-STYLES = {OK: "SUCCESS", WARNING: "WARNING", ERROR: "ERROR"}
+
+
+class Finding(NamedTuple):
+    """What was found, and what to write or do instead."""
+
+    level: str
+    subject: str
+    text: str
+    fix: str = ""
 
 
 class Doctor(Subcommand):
@@ -41,7 +60,7 @@ class Doctor(Subcommand):
 
     def run(self, options: Namespace, output: Output) -> int:
         """Print the findings; the exit code is 1 for an error."""
-        findings = [*settings(), *redis()]
+        findings = [*look_at_settings(), *look_at_redis()]
         if output.as_json:
             output.json([finding._asdict() for finding in findings])
         else:
@@ -59,25 +78,24 @@ class Doctor(Subcommand):
         return 0
 
 
-def settings() -> Iterator[Finding]:
+def look_at_settings() -> Iterator[Finding]:
     """Run our system checks, also those of a deployment."""
     messages = checks.run_checks(
         tags=["caches", "security"], include_deployment_checks=True
     )
     problems = [
-        message
-        for message in messages
-        if str(message.id).startswith("rlaas_django.") and message.id not in OWN_CHECKS
+        message for message in messages if str(message.id).startswith("rlaas_django.")
     ]
     for message in problems:
         level = ERROR if message.level >= checks.ERROR else WARNING
         subject = f"settings ({message.id})"
         yield Finding(level, subject, str(message.msg), str(message.hint or ""))
+
     if not problems:
         yield Finding(OK, "settings", "The system checks find nothing.")
 
 
-def redis() -> Iterator[Finding]:
+def look_at_redis() -> Iterator[Finding]:
     """Look at the servers, and at our keys on them."""
     try:
         servers = backend.servers()
@@ -87,76 +105,261 @@ def redis() -> Iterator[Finding]:
         return
 
     for server in servers:
-        findings = list(diagnosis.connection(server))
-        yield from findings
-        if any(finding.level == ERROR for finding in findings):
+        try:
+            yield from look_at_connection(server)
+        except backend.UnavailableError as error:
+            yield Finding(
+                ERROR,
+                "connection",
+                f"{server.name} is unavailable: {error}",
+                "Start the server, or correct LOCATION in CACHES; until then policies "
+                "decide by on_failure.",
+            )
             return
-        yield from diagnosis.state(server)
-        yield from diagnosis.scripts(server)
-    yield from keys()
-    yield from proxies()
+        yield from look_at_state(server)
+
+    yield look_at_keys()
+    yield look_at_clients()
 
 
-def keys() -> Iterator[Finding]:
+def look_at_connection(server: backend.Server) -> Iterator[Finding]:
+    """Look at the latency, the encryption, and the clock."""
+    latencies = sorted(_measure_latency(server) for _ in range(CALLS))
+
+    encryption = backend.encryption(server)
+    yield Finding(OK, "connection", f"{server.name} replies; {encryption.text}.")
+    if not encryption.is_safe and not _is_private(server.address[0]):
+        yield Finding(
+            WARNING,
+            "TLS",
+            f"{server.name} is reached over a public network: {encryption.text}.",
+            "Write rediss:// in LOCATION, and require the server's certificate.",
+        )
+
+    yield _latency(latencies)
+    yield _clock(server)
+
+
+def _measure_latency(server: backend.Server) -> float:
+    """Return the ms that a PING takes."""
+    started = time.perf_counter()
+    backend.run_commands([("PING",)], server)
+    return 1000 * (time.perf_counter() - started)
+
+
+def _latency(latencies: list[float]) -> Finding:
+    """Compare the sorted latencies of some calls with the timeout."""
+    p50 = latencies[len(latencies) // 2]
+    p99 = latencies[len(latencies) * 99 // 100]
+    timeout = 1000 * conf.config().timeout
+    text = (
+        f"p50 {p50:.2g} ms, p99 {p99:.2g} ms over {len(latencies)} calls; "
+        f"RATE_LIMITER['TIMEOUT'] is {timeout:g} ms"
+    )
+    if p99 <= timeout / 2:
+        return Finding(OK, "latency", f"{text}.")
+
+    return Finding(
+        WARNING,
+        "latency",
+        f"{text}: decisions will time out.",
+        f"Set RATE_LIMITER['TIMEOUT'] to {4 * p99 / 1000:.2g}, or bring the server "
+        "nearer.",
+    )
+
+
+def _clock(server: backend.Server) -> Finding:
+    """Compare the clock of a server with that of this host."""
+    before = time.time()
+    ((seconds, microseconds),) = backend.run_commands([("TIME",)], server)
+    now = (before + time.time()) / 2
+
+    difference = int(seconds) + int(microseconds) / 1e6 - now
+    if abs(difference) <= MAX_CLOCK_DIFFERENCE:
+        text = f"The server's clock differs by {1000 * abs(difference):.0f} ms."
+        return Finding(OK, "clock", text)
+
+    return Finding(
+        WARNING,
+        "clock",
+        f"The server's clock differs by {difference:+.1f} s: "
+        "statistics and ends of overrides are off by that.",
+        "Run NTP on both hosts.",
+    )
+
+
+def look_at_state(server: backend.Server) -> Iterator[Finding]:
+    """Look at what INFO tells: version, role, memory, persistence, replicas."""
+    info = backend.server_info(server)
+    if not info:
+        yield Finding(
+            WARNING,
+            "server",
+            f"{server.name} does not permit INFO.",
+            "Add +info to the rights of the user.",
+        )
+        return
+
+    yield _version(info)
+    yield _memory(info)
+    yield _persistence(info)
+    yield from _replicas(info)
+
+
+def _version(info: dict[str, str]) -> Finding:
+    version = info.get("redis_version", "0")
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    version = info.get("valkey_version") or version
+    name = f"{info.get('server_name', 'redis')} {version}"
+    if numbers < OLDEST:
+        return Finding(
+            ERROR,
+            "version",
+            f"{name} is too old.",
+            "Use Redis 6.2 or newer, or Valkey.",
+        )
+
+    role = info.get("role", "master")
+    if role != "master":
+        return Finding(
+            ERROR,
+            "role",
+            f"{name} is a {role}: it takes no writes, so nothing is counted.",
+            "Name the primary in LOCATION, or use Sentinel, which finds it.",
+        )
+    return Finding(OK, "version", f"{name}, {role}.")
+
+
+def _memory(info: dict[str, str]) -> Finding:
+    """Compare the memory in use with maxmemory; a system check looks at eviction."""
+    used = int(info.get("used_memory", 0))
+    maximum = int(info.get("maxmemory", 0))
+    if not maximum:
+        return Finding(
+            OK, "memory", f"{filesizeformat(used)} used; maxmemory is not set."
+        )
+
+    share = used / maximum
+    text = (
+        f"{filesizeformat(used)} of {filesizeformat(maximum)} ({percent(share)}) used"
+    )
+    if share <= FULL:
+        return Finding(OK, "memory", f"{text}.")
+
+    return Finding(
+        ERROR,
+        "memory",
+        f"{text}: soon the server takes no writes.",
+        "Raise maxmemory; `manage.py rlaas memory` shows what each policy takes.",
+    )
+
+
+def _persistence(info: dict[str, str]) -> Finding:
+    statuses = ("rdb_last_bgsave_status", "aof_last_write_status")
+    failed = [name for name in statuses if info.get(name, "ok") != "ok"]
+    if not failed:
+        return Finding(OK, "persistence", "No save has failed.")
+
+    return Finding(
+        ERROR,
+        "persistence",
+        f"The last save failed ({', '.join(failed)}).",
+        "Make room on its disk; a server that cannot save refuses writes (MISCONF), "
+        "and nothing is counted.",
+    )
+
+
+def _replicas(info: dict[str, str]) -> Iterator[Finding]:
+    replicas = [
+        dict(re.findall(r"(\w+)=([^,]*)", value))
+        for name, value in info.items()
+        if re.fullmatch(r"slave\d+", name)
+    ]
+    late = [
+        replica
+        for replica in replicas
+        if replica["state"] != "online" or int(replica["lag"]) > MAX_LAG
+    ]
+    for replica in late:
+        yield Finding(
+            WARNING,
+            "replicas",
+            f"Replica {replica['ip']}:{replica['port']} is {replica['state']}, "
+            f"{replica['lag']} s behind.",
+            "After a failover the usage of that time is lost: mend the replica.",
+        )
+
+    if not late:
+        text = f"{plural(len(replicas), 'replica')}, none behind."
+        yield Finding(OK, "replicas", text)
+
+
+def look_at_keys() -> Finding:
     """Look for keys of ours without a TTL, in a sample."""
     pages = backend.scan("rlaas:*", SCANNED)
     sample = [key for page in pages for key in page][:SAMPLED]
     ttls = backend.run_commands([("PTTL", key) for key in sample])
 
     lasting = [key for key, ttl in zip(sample, ttls, strict=True) if ttl == -1]
-    if lasting:
-        yield Finding(
-            ERROR,
-            "keys",
-            f"{len(lasting)} of {len(sample)} keys have no TTL, such as {lasting[0]}.",
-            "None of ours is written without one. If an old version or a person wrote "
-            "it, delete it: UNLINK <key>.",
-        )
-    else:
-        yield Finding(OK, "keys", f"All of {len(sample)} sampled keys have a TTL.")
+    if not lasting:
+        return Finding(OK, "keys", f"All of {len(sample)} sampled keys have a TTL.")
+
+    return Finding(
+        ERROR,
+        "keys",
+        f"{len(lasting)} of {len(sample)} keys have no TTL, such as {lasting[0]}.",
+        "None of ours is written without one. If an old version or a person wrote "
+        "it, delete it: UNLINK <key>.",
+    )
 
 
-def proxies() -> Iterator[Finding]:
+def look_at_clients() -> Finding:
     """Compare the trusted proxies with the addresses of recent refusals."""
-    addresses = Counter(
+    addresses = [
         refusal.address
         for refusal in reader.refusals()
         if parse_address(refusal.address) is not None
-    )
-    if not addresses:
-        text = "No recent refusal tells by which address clients are counted."
-        yield Finding(OK, "proxies", text)
-        return
-
-    total = addresses.total()
-    trusted = {address for address in addresses if _is_trusted(address)}
-    private = {address for address in addresses if diagnosis.is_private(address)}
+    ]
+    trusted = [address for address in addresses if _is_trusted(address)]
+    private = [
+        address
+        for address in addresses
+        if address not in trusted and _is_private(address)
+    ]
     if (conf.raw() or {}).get("TRUSTED_PROXIES") == []:
         private.clear()  # the site says that these are clients
 
-    for suspects, text, fix in (
-        (
-            trusted,
-            "are by the address of a trusted proxy, which passes none on",
+    most = len(addresses) / 2
+    if len(trusted) > most:
+        return Finding(
+            WARNING,
+            "proxies",
+            f"{len(trusted)} of the last {len(addresses)} refusals are by the address "
+            f"of a trusted proxy, which passes none on ({trusted[0]}).",
             "Have it set X-Forwarded-For, or the header that "
             "RATE_LIMITER['PROXY_HEADER'] names.",
-        ),
-        (
-            private - trusted,
-            "are by a private address, as if all clients came through a proxy",
+        )
+    if len(private) > most:
+        return Finding(
+            WARNING,
+            "proxies",
+            f"{len(private)} of the last {len(addresses)} refusals are by a private "
+            f"address, as if all clients came through a proxy ({private[0]}).",
             "List your proxies in RATE_LIMITER['TRUSTED_PROXIES'], such as "
-            '["{}"]; [] if these are clients.',
-        ),
-    ):
-        number = sum(addresses[address] for address in suspects)
-        if 2 * number > total:
-            most = max(suspects, key=addresses.__getitem__)
-            text = f"{number} of the last {total} refusals {text} ({most})."
-            yield Finding(WARNING, "proxies", text, fix.format(most))
-            return
+            f'["{private[0]}"]; [] if these are clients.',
+        )
 
-    text = f"The last {total} refusals are of {len(addresses)} clients by address."
-    yield Finding(OK, "proxies", text)
+    clients = plural(len(set(addresses)), "client")
+    text = f"The last {len(addresses)} refusals are of {clients} by address."
+    return Finding(OK, "proxies", text)
+
+
+def _is_private(host: str) -> bool:
+    """Return whether a host is a unix socket, a name without a dot, or not public."""
+    try:
+        return not ipaddress.ip_address(host).is_global
+    except ValueError:
+        return "." not in host or host.startswith("/")
 
 
 def _is_trusted(address: str) -> bool:

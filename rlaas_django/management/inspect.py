@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
+from django.template.defaultfilters import filesizeformat
 from django.utils import timezone
 
 from .. import backend, conf
@@ -19,16 +20,22 @@ from ..operators.formatting import duration
 from ..operators.identities import describe
 from ..runtime import registry
 from ..stats import reader, schema
-from .output import HEADING, Output, Styled, minute, percent, plural, size
-from .subcommands import (
+from .base import (
+    HEADING,
     IDENTITY,
     POLICY,
     Argument,
+    Output,
+    Styled,
     Subcommand,
     argument,
+    find_policy,
     identity_of,
-    policies_named,
+    minute,
+    percent,
+    plural,
 )
+from .overrides import override_json
 
 MOST_REFUSED = 5  # identities that `status` lists
 HOUR_FIELDS = ("total", "allowed", "refused", "over", "degraded")
@@ -57,47 +64,51 @@ class Status(Subcommand):
         refused, _ = reader.most_refused(MOST_REFUSED)
 
         if output.as_json:
-            breakers = [server.name for server in usage.unavailable_servers()]
             output.json(
                 {
                     "server": state.version,
                     "latencyMs": round(state.latency_ms, 3),
                     "keys": state.keys,
                     "memory": state.rate_limit_memory,
-                    "openBreakers": breakers,
                     "lastHour": {name: getattr(hour, name) for name in HOUR_FIELDS},
                     "mostRefusedToday": refused,
                 }
             )
             return
 
+        for heading, text in self.rows(state, hour, refused):
+            output.line(Styled(f"{heading:11}", HEADING), text)
+
+    def rows(
+        self,
+        state: Any,
+        hour: reader.Counts,
+        refused: dict[str, int],
+    ) -> Iterator[tuple[str, object]]:
+        """Yield the lines, each with its heading."""
         keys = f"{state.version}, {state.keys:,} keys"
         if state.rate_limit_memory is not None:
-            keys += f", {size(state.rate_limit_memory)} used by rate limits"
+            keys += f", {filesizeformat(state.rate_limit_memory)} used by rate limits"
+
+        yield "Redis", keys
+        yield "Latency", f"{state.latency_ms:.1f} ms"
 
         share = percent(hour.refused / max(1, hour.total))
-        requests = (
+        yield (
+            "Last hour",
             f"{hour.total:,} requests, {hour.refused:,} refused ({share}), "
-            f"{hour.over:,} over the limit but allowed"
+            f"{hour.over:,} over the limit but allowed",
         )
-        rows: list[tuple[str, object]] = [
-            ("Redis", keys),
-            ("Latency", f"{state.latency_ms:.1f} ms"),
-            ("Last hour", requests),
-        ]
         if hour.degraded:
             text = f"{hour.degraded:,} were decided without Redis"
-            rows.append(("", Styled(text, "WARNING")))
+            yield "", Styled(text, "WARNING")
 
         labels = describe(refused)
         heading = "Refused"
         for identity, times in refused.items():
             name = labels[identity].argument
-            rows.append((heading, f"{name}  {plural(times, 'time')} today"))
+            yield heading, f"{name}  {plural(times, 'time')} today"
             heading = ""
-
-        for heading, figures in rows:
-            output.line(Styled(f"{heading:11}", HEADING), figures)
 
 
 class Policies(Subcommand):
@@ -112,7 +123,7 @@ class Policies(Subcommand):
         """Print a row for each use of a policy."""
         rows = [row for row in _uses() if options.policy in (None, row["policy"])]
         if not rows:
-            policies_named(options.policy)  # raises the error that names the nearest
+            find_policy(options.policy)  # raises the error that names the nearest
 
         if output.as_json:
             output.json(rows)
@@ -126,7 +137,7 @@ def _uses() -> Iterator[dict[str, Any]]:
     config = conf.config()
     policies = usage.policies()
 
-    uses: list[tuple[str, str | Policy]] = [
+    uses = [
         (f"rule {_describe_rule(rule)}", name)
         for rule in config.rules
         for name in rule.policies or ("exempt",)
@@ -135,13 +146,13 @@ def _uses() -> Iterator[dict[str, Any]]:
         uses = [("rule /", DEFAULT)]
 
     for view in sorted(registry.limited_views(), key=lambda view: view.name):
-        uses += [(view.name, policy) for policy in view.policies]
+        uses += [(view.name, str(policy)) for policy in view.policies]
 
-    for where, used in uses:
-        policy = used if isinstance(used, Policy) else policies.get(used)
-        yield _policy_row(where, str(used), policy)
+    for where, name in uses:
+        yield _policy_row(where, name, policies.get(name))
 
-    for name in sorted(policies.keys() - {str(used) for _, used in uses}):
+    used = {name for _, name in uses}
+    for name in sorted(policies.keys() - used):
         where = "settings" if name in config.policies else "code"
         yield _policy_row(where, name, policies[name])
 
@@ -215,8 +226,8 @@ class Show(Subcommand):
             output.json(
                 {
                     "identity": identity,
-                    "policies": [_show_json(row) for row in rows],
-                    "overrides": [_override_json(override) for override in overrides],
+                    "policies": [_usage_json(row) for row in rows],
+                    "overrides": [override_json(override) for override in overrides],
                 }
             )
             return
@@ -234,14 +245,6 @@ class Show(Subcommand):
                 f" under {override.policy or 'every policy'}"
                 f" until {override.until:%Y-%m-%d %H:%M %Z}: {override.reason}",
             )
-
-
-def _override_json(override: Override) -> dict[str, str]:
-    return {
-        "kind": override.kind,
-        "policy": override.policy,
-        "reason": override.reason,
-    }
 
 
 def _usage_cells(row: usage.Row) -> tuple[object, ...]:
@@ -262,21 +265,14 @@ def _usage_cells(row: usage.Row) -> tuple[object, ...]:
 
 
 def _usage_json(row: usage.Row) -> dict[str, Any]:
-    """Return what `show`, `top` and `watch` have in common."""
     outcome = row.outcome
     return {
+        "identity": outcome.identity,
         "policy": outcome.policy.name,
         "used": outcome.current_count,
         "limit": outcome.limit,
         "refusedToday": row.refused_today,
         "override": row.override and row.override.kind,
-    }
-
-
-def _show_json(row: usage.Row) -> dict[str, Any]:
-    outcome = row.outcome
-    return {
-        **_usage_json(row),
         "allowed": outcome.allowed,
         "retryAfter": outcome.retry_after,
         "resetAfter": outcome.reset_after,
@@ -298,11 +294,11 @@ class Top(Subcommand):
 
     def run(self, options: Namespace, output: Output) -> None:
         """Print them once."""
-        policies_named(options.policy)
+        find_policy(options.policy)
         rows = self.rows(options)
 
         if output.as_json:
-            output.json(self.as_json(rows))
+            output.json([_usage_json(row) for row in rows])
         else:
             self.show(rows, output)
 
@@ -310,10 +306,6 @@ class Top(Subcommand):
         """Return the highest usage."""
         rows = usage.watch_list(options.policy or None)
         return rows[: max(1, options.number)]
-
-    def as_json(self, rows: list[usage.Row]) -> list[dict[str, Any]]:
-        """Return the rows as JSON has them."""
-        return [{"identity": row.outcome.identity, **_usage_json(row)} for row in rows]
 
     def show(self, rows: list[usage.Row], output: Output) -> None:
         """Print the table."""
@@ -343,7 +335,7 @@ class Watch(Top):
 
     def run(self, options: Namespace, output: Output) -> None:
         """Look again and again."""
-        policies_named(options.policy)
+        find_policy(options.policy)
 
         looks = 0
         while options.times is None or looks < options.times:
@@ -368,7 +360,7 @@ class Watch(Top):
                 "at": now.isoformat(),
                 "requests": counts.total,
                 "refused": counts.refused,
-                "top": self.as_json(rows),
+                "top": [_usage_json(row) for row in rows],
             }
             output.json(line, indent=None)
             return

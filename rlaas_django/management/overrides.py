@@ -16,16 +16,18 @@ from ..models import Override
 from ..operators import actions, usage
 from ..operators.actions import Operator
 from ..operators.identities import describe
-from .output import Output, Styled, minute
-from .subcommands import (
+from .base import (
     IDENTITY,
     POLICY,
     REASON,
+    Output,
+    Styled,
     Subcommand,
     argument,
+    find_policy,
     identity_of,
+    minute,
     parse_duration,
-    policies_named,
 )
 
 DAY = timedelta(days=1)
@@ -57,19 +59,20 @@ class SetOverride(Subcommand):
 
     def kind_and_amounts(self, _options: Namespace) -> dict[str, Any]:
         """Return the kind, and the limit or the factor."""
-        return {"kind": self.kind, "limit": None, "factor": None}
+        return {"kind": self.kind}
 
     def run(self, options: Namespace, output: Output) -> None:
         """Set the override, and print which others it concerns."""
-        policies_named(options.policy)
+        find_policy(options.policy)
         fields = {
             "identity": identity_of(options.identity),
             "policy": options.policy,
             "until": timezone.now() + options.duration,
             "every_client": options.every_client,
+            "reason": options.reason,
             **self.kind_and_amounts(options),
         }
-        override = Override(reason=options.reason, **fields)
+        override = Override(**fields)
 
         try:
             effect = actions.effect_of(override)
@@ -78,8 +81,9 @@ class SetOverride(Subcommand):
             raise PolicyError(" ".join(error.messages)) from error
 
         if output.as_json:
-            output.json({**fields, "until": override.until.isoformat()})
+            output.json(override_json(override))
             return
+
         output.line(
             Styled(_kind_and_amount(override), "SUCCESS"),
             f": {override.identity} under {_scope(override)}"
@@ -93,6 +97,20 @@ class SetOverride(Subcommand):
         ):
             for other in others:
                 output.line(f"{text}: {other} under {_scope(other)}.")
+
+
+def override_json(override: Override) -> dict[str, object]:
+    """Return an override as JSON has it."""
+    return {
+        "identity": override.identity,
+        "kind": override.kind,
+        "policy": override.policy,
+        "amount": override.amount_text,
+        "everyClient": override.every_client,
+        "until": override.until.isoformat(),
+        "by": override.created_by,
+        "reason": override.reason,
+    }
 
 
 def _kind_and_amount(override: Override) -> str:
@@ -152,13 +170,13 @@ class Limit(SetOverride):
                 raise PolicyError(
                     f"{options.factor!r} is not a factor; write 2 or 0.5."
                 ) from error
-            return {"kind": FACTOR, "limit": None, "factor": factor}
+            return {"kind": FACTOR, "factor": factor}
 
-        policy = policies_named(options.policy).get(options.policy)
+        policy = find_policy(options.policy)
         if policy is not None and isinstance(policy.rate, Rate):
             # Raises PolicyError where it cannot be counted exactly.
             Rate(options.limit, policy.window)
-        return {"kind": LIMIT, "limit": options.limit, "factor": None}
+        return {"kind": LIMIT, "limit": options.limit}
 
 
 class End(Subcommand):
@@ -181,13 +199,7 @@ class End(Subcommand):
             actions.end_override(Operator.of_command(), override, options.reason)
 
         if output.as_json:
-            fields = ("identity", "policy", "kind")
-            output.json(
-                [
-                    {name: getattr(override, name) for name in fields}
-                    for override in ended
-                ]
-            )
+            output.json([override_json(override) for override in ended])
         else:
             for override in ended:
                 text = f": {override} under {_scope(override)}."
@@ -221,7 +233,7 @@ class List(Subcommand):
             overrides = overrides.filter(kind=options.kind)
 
         if output.as_json:
-            output.json([self.as_json(override) for override in overrides])
+            output.json([override_json(override) for override in overrides])
         elif not overrides:
             output.line("No override is active.")
         else:
@@ -241,18 +253,6 @@ class List(Subcommand):
                 ("Identity", "Override", "Policy", "Until", "Operator", "Reason"), rows
             )
 
-    def as_json(self, override: Override) -> dict[str, object]:
-        return {
-            "identity": override.identity,
-            "kind": override.kind,
-            "policy": override.policy,
-            "amount": override.amount_text,
-            "everyClient": override.every_client,
-            "until": override.until.isoformat(),
-            "by": override.created_by,
-            "reason": override.reason,
-        }
-
 
 class Reset(Subcommand):
     """Delete what an identity used."""
@@ -265,7 +265,7 @@ class Reset(Subcommand):
     def run(self, options: Namespace, output: Output) -> None:
         """Reset the usage, and print under which policies there was some."""
         identity = identity_of(options.identity)
-        policies_named(options.policy)
+        find_policy(options.policy)
 
         if options.policy:
             rows = usage.rows([(options.policy, identity)])

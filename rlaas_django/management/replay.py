@@ -4,27 +4,89 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.core.management.base import CommandError
 
 from .. import conf
-from ..core.algorithms import ALGORITHMS
+from ..core.algorithms import ALGORITHMS, TOKEN_BUCKET
 from ..core.keys import key_kind
-from ..core.policy import Policy, PolicyError
+from ..core.policy import Policy, PolicyError, nearest
 from ..core.rules import Rule, parse_methods
 from ..operators.formatting import duration
-from ..replay.log_lines import FIELDS, LineParser, Request
-from ..replay.policies import FORM, parse_algorithm, parse_policy
+from ..replay.log import FIELDS, STDIN, LineParser, Log, Request
 from ..replay.report import QUANTILES, report
 from ..replay.running import Replay as LogReplay
-from ..replay.sources import STDIN, Log
-from .output import HEADING, Output, Progress, Styled, percent, plural
-from .subcommands import Argument, Subcommand, argument
+from .base import (
+    HEADING,
+    Argument,
+    Output,
+    Styled,
+    Subcommand,
+    argument,
+    percent,
+    plural,
+)
 
-MAX_SAMPLE = 100  # characters of a line that cannot be read
+FORM = 'write "100/m by ip" or "20/10s by user, token bucket, burst 40"'
+PROGRESS_INTERVAL = 2.0  # seconds
+
+_RATE_AND_KEY = re.compile(r"(\d+/\S+)(?:\s+(?:by|per)\s+(.+))?")
+_BURST = re.compile(r"burst\s*=?\s*(\d+)")
+
+
+def _words(text: str) -> str:
+    """Return the name of an algorithm as words: `token bucket`."""
+    name = text.lower().removesuffix("-algo")
+    return " ".join(re.split(r"[\s_-]+", name.strip()))
+
+
+_ALGORITHMS = {_words(algorithm): algorithm for algorithm in ALGORITHMS}
+
+
+def parse_policy(text: str, known: Mapping[str, Policy]) -> Policy:
+    """Return the policy that a text describes, or a known one of this name."""
+    first, *parts = [part.strip() for part in text.split(",")]
+    if not parts and first in known:
+        return known[first]
+
+    match = _RATE_AND_KEY.fullmatch(first)
+    if match is None:
+        hint = nearest(first, known)
+        raise PolicyError(
+            f"RATE_LIMITER['POLICIES'] has no policy {text!r}{hint} Or {FORM}."
+        )
+
+    options: dict[str, Any] = {}
+    if match[2]:
+        options["key"] = re.sub(r"\s+or\s+", "_or_", match[2])
+
+    for part in parts:
+        if burst := _BURST.fullmatch(part):
+            options["burst"] = int(burst[1])
+            options.setdefault("algo", TOKEN_BUCKET)
+        else:
+            options["algo"] = parse_algorithm(part)
+
+    try:
+        return Policy("replay", match[1], **options)
+    except PolicyError as error:
+        raise PolicyError(f"{text!r}: {error}") from None
+
+
+def parse_algorithm(text: str) -> str:
+    """Return the algorithm that `token bucket` or `token-bucket-algo` names."""
+    words = _words(text)
+    if words in _ALGORITHMS:
+        return _ALGORITHMS[words]
+
+    hint = nearest(words, [*_ALGORITHMS, "burst 40"])
+    raise PolicyError(
+        f"{text!r} is not an algorithm{hint} Write one of {', '.join(_ALGORITHMS)}."
+    )
 
 
 def parse_statuses(text: str) -> range:
@@ -108,21 +170,15 @@ class Replay(Subcommand):
 
     def run(self, options: Namespace, output: Output) -> int:
         """Replay the logs; the exit code is 1 when there is no request in them."""
+        started = time.monotonic()
         fields = dict(options.field)
         policies = _policies(options.policy, fields)
         algorithms = [parse_algorithm(text) for text in options.algo]
         cache = options.cache or conf.config().cache
         replay = LogReplay(policies, algorithms or list(ALGORITHMS), cache)
-        progress = Progress("lines", quiet=options.verbosity == 0)
-
-        def show_progress() -> None:
-            progress.show(log.lines, log.share_read)
 
         with _open_log(options, fields) as log:
-            try:
-                replay.run(log.batches(), show_progress)
-            finally:
-                progress.clear()
+            replay.run(log.batches(), _progress(log, output, options.verbosity))
 
         if replay.too_slow:
             output.warn(
@@ -135,7 +191,7 @@ class Replay(Subcommand):
         if output.as_json:
             output.json(summary)
         else:
-            show(summary, output, progress.seconds)
+            show(summary, output, time.monotonic() - started)
         return 0 if summary["replayed"] else 1
 
 
@@ -182,6 +238,26 @@ def _make_filter(options: Namespace) -> Callable[[Request], bool]:
     return is_wanted
 
 
+def _progress(log: Log, output: Output, verbosity: int) -> Callable[[], None]:
+    """Return a function that prints now and then how far the log is read."""
+    started = time.monotonic()
+    shown = started
+
+    def progress() -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if verbosity == 0 or now - shown < PROGRESS_INTERVAL:
+            return
+
+        shown = now
+        text = f"{log.lines:,} lines, {log.lines / (now - started):,.0f}/s"
+        if log.share_read is not None:
+            text += f", {log.share_read:.0%}"
+        output.stderr.write(text, style_func=str)  # not in red, as errors are
+
+    return progress
+
+
 def show(summary: dict[str, Any], output: Output, seconds: float) -> None:
     """Print a report."""
     output.line(
@@ -196,8 +272,7 @@ def show(summary: dict[str, Any], output: Output, seconds: float) -> None:
         text = f"{plural(summary['unreadable'], 'line')} could not be read:"
         output.line(Styled(text, "WARNING"))
     for sample in summary["unreadable_samples"]:
-        text = sample["text"][:MAX_SAMPLE]
-        output.line(f"  {sample['file']}:{sample['line']}: {text}")
+        output.line(f"  {sample['file']}:{sample['line']}: {sample['text']}")
 
     for policy in summary["policies"]:
         _show_policy(policy, output, summary["wanted_share"])
@@ -216,17 +291,9 @@ def _show_policy(policy: dict[str, Any], output: Output, share: float) -> None:
         text = f"{policy['without_identity']:,} requests have no identity to count by."
         output.line(Styled(text, "WARNING"))
 
-    output.line()
-    _show_runs(policy, output, share)
-
-    runs = policy["algorithms"]
-    worst = max(runs, key=lambda run: run["refused"])
-    if worst["worst"]:
-        output.line()
-        output.table(
-            (f"worst under {worst['algorithm']}", ">refused"),
-            [(entry["identity"], f"{entry['refused']:,}") for entry in worst["worst"]],
-        )
+    _show_refusals(policy, output, share)
+    _show_peaks(policy, output)
+    _show_worst(policy, output)
 
     name = "per-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", policy["key"])
     output.line()
@@ -237,39 +304,58 @@ def _show_policy(policy: dict[str, Any], output: Output, share: float) -> None:
     output.line(f"  {json.dumps(name)}: {json.dumps(policy['suggestion'])},")
 
 
-def _show_runs(policy: dict[str, Any], output: Output, share: float) -> None:
-    """Print what each algorithm refused, and what identities asked for."""
-    window = duration(policy["window"])
+def _show_refusals(policy: dict[str, Any], output: Output, share: float) -> None:
+    """Print what each algorithm refused."""
     columns = (
         "algorithm",
         ">refused",
         ">share",
         ">identities",
         ">longest wait",
-        f">most in {window}",
+        f">most in {duration(policy['window'])}",
         f">limit for {percent(share)}",
     )
 
-    refusals = []
-    peaks = []
+    rows = []
     for run in policy["algorithms"]:
         style = "WARNING" if run["refused_share"] > share else "SUCCESS"
-        refusals.append(
-            (
-                run["algorithm"],
-                f"{run['refused']:,}",
-                Styled(percent(run["refused_share"]), style),
-                f"{run['identities_refused']:,}",
-                duration(run["longest_wait"]),
-                f"{run['most_admitted_in_a_window']:,}",
-                f"{run['limit_for_share']:,}",
-            )
+        row = (
+            run["algorithm"],
+            f"{run['refused']:,}",
+            Styled(percent(run["refused_share"]), style),
+            f"{run['identities_refused']:,}",
+            duration(run["longest_wait"]),
+            f"{run['most_admitted_in_a_window']:,}",
+            f"{run['limit_for_share']:,}",
         )
+        rows.append(row)
 
-        usage = [f"{run['peak_usage'][name]:,}" for name in QUANTILES]
-        peaks.append((run["algorithm"], *usage))
-
-    output.table(columns, refusals)
     output.line()
-    quantiles = [f">{name}" for name in QUANTILES]
-    output.table((f"requests of an identity in {window}", *quantiles), peaks)
+    output.table(columns, rows)
+
+
+def _show_peaks(policy: dict[str, Any], output: Output) -> None:
+    """Print how much identities asked for, as each algorithm counts it."""
+    heading = f"requests of an identity in {duration(policy['window'])}"
+    columns = [heading, *(f">{name}" for name in QUANTILES)]
+
+    rows = []
+    for run in policy["algorithms"]:
+        peaks = [f"{run['peak_usage'][name]:,}" for name in QUANTILES]
+        rows.append((run["algorithm"], *peaks))
+
+    output.line()
+    output.table(columns, rows)
+
+
+def _show_worst(policy: dict[str, Any], output: Output) -> None:
+    """Print who was refused most, by the algorithm that refused most."""
+    run = max(policy["algorithms"], key=lambda run: run["refused"])
+    if not run["worst"]:
+        return
+
+    columns = (f"worst under {run['algorithm']}", ">refused")
+    rows = [(entry["identity"], f"{entry['refused']:,}") for entry in run["worst"]]
+
+    output.line()
+    output.table(columns, rows)

@@ -1,4 +1,4 @@
-"""Set up: the Lua scripts on the servers, and tokens of the HTTP service."""
+"""Set up: scripts on the servers, the memory of counters, tokens of the service."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import hashlib
 import json
 import secrets
 from argparse import Namespace
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from django.template.defaultfilters import filesizeformat
 
 from .. import backend, conf
 from ..backend.scripts import SCRIPTS
 from ..core.callers import VERBS, parse_tokens
-from .output import Output, Styled
-from .subcommands import Subcommand, argument
+from ..core.keys import COUNTER_PREFIX, parse_counter_key
+from ..operators import usage
+from .base import Output, Styled, Subcommand, argument, plural
 
 LOADED = Styled("loaded", "SUCCESS")
 NOT_LOADED = Styled("not loaded", "WARNING")
@@ -36,10 +41,7 @@ class Scripts(Subcommand):
         """Print the scripts, with a column per server."""
         commands: list[tuple[str, ...]] = []
         if options.load:
-            registered = backend.registered_scripts(conf.config().cache)
-            commands = [
-                ("SCRIPT", "LOAD", script.script) for script in registered.values()
-            ]
+            commands = [("SCRIPT", "LOAD", script.text) for script in SCRIPTS]
 
         hashes = [script.sha for script in SCRIPTS]
         commands.append(("SCRIPT", "EXISTS", *hashes))
@@ -69,6 +71,115 @@ class Scripts(Subcommand):
         flags = row["loaded"].values()
         states = [LOADED if flag else NOT_LOADED for flag in flags]
         return (row["name"], row["version"], row["sha1"], *states)
+
+
+class Counter(NamedTuple):
+    """A key that was measured."""
+
+    identity: str
+    bytes: int
+
+
+class Memory(Subcommand):
+    """What the counters take now, and what more identities would take."""
+
+    help = "Measure the memory of each policy's counters, in a sample of the keys."
+    example = "manage.py rlaas memory --identities 1000000"
+
+    arguments = (
+        argument(
+            "--identities",
+            type=int,
+            default=1_000_000,
+            metavar="NUMBER",
+            help="Estimate for so many identities under each policy; 1,000,000.",
+        ),
+        argument(
+            "--sample",
+            type=int,
+            default=10_000,
+            metavar="KEYS",
+            help="How many keys to measure at most; 10,000.",
+        ),
+    )
+
+    def run(self, options: Namespace, output: Output) -> None:
+        """Measure a sample, and print the table."""
+        sample = dict(_measure(max(1, options.sample)))
+        counters: dict[str, list[Counter]] = defaultdict(list)
+        for key, number in sample.items():
+            pair = parse_counter_key(key)
+            if pair is not None and number:  # it has not expired
+                name, identity = pair
+                counters[name].append(Counter(identity, number))
+
+        rows = [
+            _row(name, counters[name], options.identities) for name in sorted(counters)
+        ]
+        if output.as_json:
+            output.json({"sampled": len(sample), "policies": rows})
+        elif rows:
+            output.table(
+                (
+                    "policy",
+                    "algorithm",
+                    ">keys",
+                    ">largest key",
+                    ">per identity",
+                    f">{options.identities:,} identities",
+                ),
+                map(_cells, rows),
+            )
+            output.line()
+            output.line(
+                f"Measured {plural(len(sample), 'key')} by MEMORY USAGE, "
+                "with the usage that identities have now."
+            )
+        else:
+            output.line("There are no counters in Redis.")
+
+
+def _measure(most: int) -> Iterator[tuple[str, int]]:
+    """Yield at most so many keys of counters, each with its bytes."""
+    for page in backend.scan(f"{COUNTER_PREFIX}*"):
+        keys = page[:most]
+        sizes = backend.run_commands([("MEMORY", "USAGE", key) for key in keys])
+        yield from zip(keys, sizes, strict=True)
+
+        most -= len(keys)
+        if not most:
+            return
+
+
+def _row(name: str, counters: list[Counter], identities: int) -> dict[str, Any]:
+    policy = usage.policies().get(name)
+    algorithm = ""  # of a policy that this site does not have any more
+    if policy is not None:
+        algorithm = policy.algo or conf.config().algo
+
+    sizes = [counter.bytes for counter in counters]
+    # An identity may have counters of several windows.
+    measured = {counter.identity for counter in counters}
+    mean = round(sum(sizes) / len(measured))
+    return {
+        "policy": name,
+        "algorithm": algorithm,
+        "keys": len(sizes),
+        "largest": max(sizes),
+        "bytes_per_identity": mean,
+        "estimate": mean * identities,
+    }
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["policy"],
+        row["algorithm"],
+        f"{row['keys']:,}",
+        filesizeformat(row["largest"]),
+        filesizeformat(row["bytes_per_identity"]),
+        filesizeformat(row["estimate"]),
+    )
 
 
 class Token(Subcommand):

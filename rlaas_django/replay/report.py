@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
-from ..core.algorithms import ALGORITHMS, SLIDING_WINDOW_COMPACT
+from ..core.algorithms import SLIDING_WINDOW_COMPACT
 from ..core.policy import Rate
-from .demand import MEASURE, smallest_limit
+from .log import Log
 from .running import Candidate, Replay, Run
-from .sources import Log
 
 # The share of the identities that have a higher peak.
 QUANTILES = {"p50": 0.5, "p90": 0.1, "p99": 0.01, "max": 0}
@@ -33,7 +33,8 @@ def report(replay: Replay, log: Log, share: float) -> dict[str, Any]:
 def _policy(candidate: Candidate, share: float) -> dict[str, Any]:
     """Return what a policy refused, and the limit to set instead."""
     policy = candidate.policy
-    runs = [_run(candidate, run, share) for run in candidate.runs]
+    runs = [_run(run, share) for run in candidate.runs]
+
     return {
         "policy": candidate.text,
         "rate": str(policy.rate),
@@ -48,24 +49,23 @@ def _policy(candidate: Candidate, share: float) -> dict[str, Any]:
     }
 
 
-def _run(candidate: Candidate, run: Run, share: float) -> dict[str, Any]:
+def _run(run: Run, share: float) -> dict[str, Any]:
     """Return what a policy refused under one algorithm."""
-    algorithm = str(run.policy.algo)
-    measure = MEASURE[ALGORITHMS[algorithm].demand]
-    peaks = candidate.peaks[measure]
-    peak_usage = {
-        name: smallest_limit(peaks, above) for name, above in QUANTILES.items()
-    }
-    worst = [
-        {"identity": name, "refused": refused} for refused, name in reversed(run.worst)
-    ]
+    requests = run.demand.total()
+    limit, burst = _sure_limit(run, share)
 
-    needed = smallest_limit(candidate.demand[measure], share)
-    limit, burst = _sure_limit(run, needed, share * candidate.requests)
+    peak_usage = {}
+    for name, above in QUANTILES.items():
+        peak_usage[name] = smallest_limit(run.peaks, above)
+
+    worst = []
+    for refused, name in reversed(run.worst):
+        worst.append({"identity": name, "refused": refused})
+
     return {
-        "algorithm": algorithm,
+        "algorithm": run.algorithm.name,
         "refused": run.refused,
-        "refused_share": run.refused / max(1, candidate.requests),
+        "refused_share": run.refused / max(1, requests),
         "identities_refused": run.refused_identities,
         "longest_wait": run.longest_wait,
         "most_admitted_in_a_window": run.most_admitted,
@@ -76,26 +76,40 @@ def _run(candidate: Candidate, run: Run, share: float) -> dict[str, Any]:
     }
 
 
-def _sure_limit(run: Run, needed: int, most_refused: float) -> tuple[int, int | None]:
-    """Return the smallest limit that is sure to refuse at most so many requests.
+def smallest_limit(demand: Counter[int], share: float) -> int:
+    """Return the smallest limit that at most this share of the numbers exceed."""
+    above = demand.total()
+    allowed = share * above
 
-    `needed` is the highest demand that must not be refused. The burst of a token
-    bucket stays in the same proportion to the limit.
+    for limit in sorted(demand):
+        above -= demand[limit]
+        if above <= allowed:
+            return limit
+
+    return 0
+
+
+def _sure_limit(run: Run, share: float) -> tuple[int, int | None]:
+    """Return the smallest limit and burst sure to refuse at most a share.
+
+    The burst of a token bucket stays in the same proportion to the limit.
     """
     rate = run.policy.fixed_rate
     burst = run.policy.burst
 
-    limit = max(1, needed)
+    limit = max(1, smallest_limit(run.demand, share))
     if burst is not None:
         # A bucket admits each request whose demand is within both limit and burst.
         limit = max(limit, -(-limit * rate.limit // burst))
 
-    if run.refused <= most_refused:  # as the replay has shown
+    # The present limit is sure, where the replay has shown it.
+    if run.refused <= share * run.demand.total():
         limit = min(limit, rate.limit)
 
     maximum = Rate.maximum(rate.window)
     if burst is not None:
         burst = min(-(-limit * burst // rate.limit), maximum)
+
     return min(limit, maximum), burst
 
 
@@ -104,17 +118,24 @@ def _suggestion(candidate: Candidate, runs: list[dict[str, Any]]) -> dict[str, A
 
     Of several algorithms it has the exact one that takes little memory.
     """
-    by_algorithm = {run["algorithm"]: run for run in runs}
-    chosen = by_algorithm.get(SLIDING_WINDOW_COMPACT, runs[0])
+    chosen = runs[0]
+    for run in runs:
+        if run["algorithm"] == SLIDING_WINDOW_COMPACT:
+            chosen = run
+
+    policy = candidate.policy
+    rate = Rate(chosen["limit_for_share"], policy.window)
 
     entry = {
-        "rate": str(Rate(chosen["limit_for_share"], candidate.policy.window)),
-        "key": str(candidate.policy.key),
+        "rate": str(rate),
+        "key": str(policy.key),
         "algo": chosen["algorithm"],
     }
 
-    if chosen["burst_for_share"] is not None:
-        entry["burst"] = chosen["burst_for_share"]
+    burst = chosen["burst_for_share"]
+    if burst is not None:
+        entry["burst"] = burst
+
     return entry
 
 
@@ -122,4 +143,6 @@ def _iso(ms: int | None) -> str | None:
     """Return a time as `2023-11-14T22:13:00+00:00`."""
     if ms is None:
         return None
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat()
+
+    time = datetime.fromtimestamp(ms / 1000, UTC)
+    return time.isoformat()

@@ -2,6 +2,13 @@
 
 The counters are those of policies with names of their own, and their identities are
 numbers: no text of the log reaches Redis, and no override applies to them.
+
+What clients ask for is counted beside the scripts: the demand. The demand of a request
+is the smallest limit that would admit it if all requests before it had been admitted.
+Under a limit, fewer of those were admitted; so a request that a limit refuses has a
+demand above the limit. The number of requests with a demand above a limit is therefore
+the most that the limit refuses: exactly that many under a fixed window, and fewer under
+the other algorithms.
 """
 
 from __future__ import annotations
@@ -10,62 +17,162 @@ import itertools
 import math
 import secrets
 import signal
-import threading
 import time
 from array import array
+from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from .. import backend, conf, limiter
-from ..core.decision import Decision
+from ..core.algorithms import ALGORITHMS
+from ..core.decision import Decision, Outcome
 from ..core.keys import COUNTER_PREFIX, EncodedIdentity, decode, identify
 from ..core.policy import Policy
 from ..runtime.clock import Clock, frozen_clock
-from .demand import Demand, add_to_window
-from .log_lines import Request
+from .log import Request
 
 TIMEOUT = 30.0  # seconds; nobody waits for a replayed request
 MAX_CLIENTS = 100_000  # per policy; of more, those idle the longest are summed up
 WORST = 10  # identities that are listed
 
 
-@dataclass
-class Run:
-    """One policy under one algorithm, and what it refused."""
+class Demand:
+    """The demand of one client under one length of window, as algorithms count it."""
 
-    policy: Policy
-    refused: int = 0
-    refused_identities: int = 0
-    longest_wait: float = 0.0  # seconds
-    most_admitted: int = 0  # in a window, of one identity
-    worst: list[tuple[int, str]] = field(default_factory=list)  # sorted
+    def __init__(self) -> None:
+        self.times = array("q")  # of the requests in the sliding window
+        self.index = 0  # of the latest fixed window since the epoch
+        self.current = 0  # requests in that window
+        self.previous = 0  # requests in the window before it
+
+    def add(self, now: int, length: int) -> dict[str, int]:
+        """Add a request, and return its demand by the kinds of `Algorithm.demand`."""
+        self._enter_window(now // length)
+        self.current += 1
+
+        end = (self.index + 1) * length
+        left = min(length, end - now)
+        weighted = math.ceil(self.previous * left / length)
+
+        return {
+            "fixed": self.current,
+            "sliding": add_to_window(self.times, now, length),
+            "counter": self.current + weighted,
+        }
+
+    def _enter_window(self, index: int) -> None:
+        """Begin a fixed window, unless the request is of one that has begun.
+
+        A line that is out of order counts to the latest window.
+        """
+        if index <= self.index:
+            return
+
+        self.previous = 0
+        if index == self.index + 1:
+            self.previous = self.current
+
+        self.index = index
+        self.current = 0
 
 
-@dataclass(slots=True, eq=False)
+def add_to_window(times: array[int], now: int, length: int) -> int:
+    """Add a request to the times of earlier ones, and drop those before the window.
+
+    Return how many are in the window that ends with it.
+    """
+    times.append(now)
+    del times[: bisect_right(times, now - length)]
+    return len(times)
+
+
+class Usage:
+    """What one client got under one algorithm."""
+
+    def __init__(self) -> None:
+        self.admitted = array("q")  # times of the requests in the window
+        self.refused = 0
+        self.peak = 0  # the highest demand
+
+
 class Client:
     """One identity under one policy."""
 
-    name: str
-    identity: EncodedIdentity
-    admitted: list[array[int]]  # times, per run
-    refused: list[int]  # requests, per run
-    demand: Demand = field(default_factory=Demand)
-    last: int = 0  # ms
+    def __init__(self, name: str, number: int, runs: int) -> None:
+        self.name = name
+        self.identity = EncodedIdentity(f"replay={number}")
+        self.demand = Demand()
+        self.usages = [Usage() for _ in range(runs)]
+        self.last = 0  # ms; the time of the latest request
+
+
+class Run:
+    """One policy under one algorithm, and what it refused."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.algorithm = ALGORITHMS[str(policy.algo)]
+
+        self.refused = 0
+        self.refused_identities = 0
+        self.longest_wait = 0.0  # seconds
+        self.most_admitted = 0  # in a window, of one identity
+        self.worst: list[tuple[int, str]] = []  # sorted
+
+        # How many requests have which demand, and how many identities which peak.
+        self.demand: Counter[int] = Counter()
+        self.peaks: Counter[int] = Counter()
+
+    def count(
+        self,
+        usage: Usage,
+        demand: int,
+        now: int,
+        outcome: Outcome,
+    ) -> None:
+        """Count a request of a client."""
+        self.demand[demand] += 1
+        usage.peak = max(usage.peak, demand)
+
+        if outcome.allowed:
+            length = 1000 * self.policy.window
+            admitted = add_to_window(usage.admitted, now, length)
+            self.most_admitted = max(self.most_admitted, admitted)
+        else:
+            usage.refused += 1
+            self.refused += 1
+            self.longest_wait = max(self.longest_wait, outcome.retry_after)
+
+    def sum_up(self, name: str, usage: Usage) -> None:
+        """Count a client that is forgotten, or whose last request was counted."""
+        self.peaks[usage.peak] += 1
+        if not usage.refused:
+            return
+
+        self.refused_identities += 1
+        self.worst.append((usage.refused, name))
+        self.worst.sort()
+        del self.worst[:-WORST]
 
 
 class Candidate:
     """One policy that is replayed, under one algorithm or several."""
 
     def __init__(
-        self, name: str, text: str, policy: Policy, algorithms: Iterable[str]
+        self,
+        name: str,
+        text: str,
+        policy: Policy,
+        algorithms: Iterable[str],
     ) -> None:
         self.text = text
         self.policy = policy
+
         # Shadow policies are decided together, but each as if it were alone.
         self.policies = [
             replace(policy, name=f"{name}.{algorithm}", algo=algorithm, shadow=True)
@@ -78,13 +185,8 @@ class Candidate:
         self.identities = 0
         self.approximate = False  # whether clients were forgotten
 
-        # How many requests have which demand, and identities which peak, by measure.
-        self.demand = [Counter[int]() for _ in range(3)]
-        self.peaks = [Counter[int]() for _ in range(3)]
-
         self.clients: OrderedDict[str, Client] = OrderedDict()  # idle ones first
         self._numbers = itertools.count()
-        self._length = policy.window * 1000
 
     def client(self, request: Request) -> Client | None:
         """Return the client of a request; None where the log does not tell it."""
@@ -96,12 +198,8 @@ class Candidate:
 
         client = self.clients.get(identity)
         if client is None:
-            client = Client(
-                name=decode(identity)[1] or identity,
-                identity=EncodedIdentity(f"replay={next(self._numbers)}"),
-                admitted=[array("q") for _ in self.runs],
-                refused=[0] * len(self.runs),
-            )
+            name = decode(identity)[1] or identity
+            client = Client(name, next(self._numbers), len(self.runs))
             self.clients[identity] = client
 
         self.clients.move_to_end(identity)
@@ -111,7 +209,11 @@ class Candidate:
 
     def _identify(self, request: Request) -> str:
         """Return the encoded identity; ValueError where the log does not tell it."""
-        names: dict[Any, str] = {"ip": request.ip, "user": request.user, **request.more}
+        names: dict[Any, str] = {
+            "ip": request.ip,
+            "user": request.user,
+            **request.more,
+        }
 
         kind, _, parameter = str(self.policy.key).partition(":")
         if kind == "get":
@@ -122,36 +224,31 @@ class Candidate:
 
     def count(self, client: Client, now: int, decision: Decision) -> None:
         """Count a request, as it was decided under each algorithm."""
-        demand = client.demand.add(now, self._length)
-        for counter, number in zip(self.demand, demand, strict=True):
-            counter[number] += 1
+        demand = client.demand.add(now, 1000 * self.policy.window)
 
-        for index, run in enumerate(self.runs):
-            outcome = decision.outcomes[index]
-            if outcome.allowed:
-                admitted = add_to_window(client.admitted[index], now, self._length)
-                run.most_admitted = max(run.most_admitted, admitted)
-            else:
-                client.refused[index] += 1
-                run.refused += 1
-                run.longest_wait = max(run.longest_wait, outcome.retry_after)
+        for run, usage, outcome in zip(
+            self.runs,
+            client.usages,
+            decision.outcomes,
+            strict=True,
+        ):
+            run.count(usage, demand[run.algorithm.demand], now, outcome)
 
     def pop_idle(self) -> Client:
         """Sum up the client that was idle the longest, forget it, and return it."""
         _, client = self.clients.popitem(last=False)
         self.identities += 1
-        for counter, peak in zip(self.peaks, client.demand.peaks, strict=True):
-            counter[peak] += 1
 
-        for run, refused in zip(self.runs, client.refused, strict=True):
-            if refused:
-                run.refused_identities += 1
-                run.worst = sorted([*run.worst, (refused, client.name)])[-WORST:]
+        for run, usage in zip(self.runs, client.usages, strict=True):
+            run.sum_up(client.name, usage)
+
         return client
 
 
 class Replay:
     """Candidates side by side on one log."""
+
+    _clock: Clock  # of the limiter, while it runs
 
     def __init__(
         self,
@@ -164,31 +261,40 @@ class Replay:
         self.too_slow = False  # whether counters may have expired too early
 
         self._cache = cache
-        self._clock = Clock(0)
-
         self._name = f"replay-{secrets.token_hex(4)}"
+
         self.candidates: list[Candidate] = []
         for number, (text, policy) in enumerate(policies):
             name = f"{self._name}.{number}"
-            chosen = [policy.algo] if policy.algo else algorithms
+            chosen = algorithms
+            if policy.algo:
+                chosen = [policy.algo]
             self.candidates.append(Candidate(name, text, policy, chosen))
 
-        self._shortest = min(policy.window for _, policy in policies)  # seconds
+        windows = [policy.window for _, policy in policies]
+        self._shortest = min(windows)  # seconds
+
         self._part_at = 0  # ms; where the present part of the log begins
         self._part_started = math.inf
 
     def run(
-        self, batches: Iterable[list[Request]], progress: Callable[[], None]
+        self,
+        batches: Iterable[list[Request]],
+        progress: Callable[[], None],
     ) -> None:
         """Replay requests, sorted by time, and delete the keys that this takes."""
-        settings = conf.replaced(cache=self._cache, timeout=TIMEOUT, enabled=True)
+        settings = conf.replaced(
+            cache=self._cache,
+            timeout=TIMEOUT,
+            enabled=True,
+        )
         with settings, frozen_clock(0) as self._clock:
             try:
                 for batch in batches:
-                    for now, requests in itertools.groupby(batch, attrgetter("at")):
-                        self._decide(now, requests)
+                    self._decide_batch(batch)
                     self._forget_idle()
                     progress()
+
                 self._compare_clocks(self._part_at)
             finally:
                 self._delete_keys()
@@ -197,13 +303,17 @@ class Replay:
             while candidate.clients:
                 candidate.pop_idle()
 
+    def _decide_batch(self, batch: list[Request]) -> None:
+        for now, requests in itertools.groupby(batch, attrgetter("at")):
+            self._compare_clocks(now)
+            self._clock.ms = now
+            self.first = self.first or now
+            self.last = now
+
+            self._decide(now, requests)
+
     def _decide(self, now: int, requests: Iterable[Request]) -> None:
         """Have the limiter decide the requests of one time, in one round trip."""
-        self._compare_clocks(now)
-        self._clock.ms = now
-        self.first = self.first or now
-        self.last = now
-
         charges = []
         checks = []
         for request, candidate in itertools.product(requests, self.candidates):
@@ -259,18 +369,17 @@ def uninterrupted() -> Iterator[None]:
     A call that is broken off might still run on the server, and write keys after
     they were deleted.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    interrupts: list[int] = []
 
-    interrupts: list[tuple[Any, ...]] = []
-    handler = signal.signal(
-        signal.SIGINT, lambda *arguments: interrupts.append(arguments)
-    )
+    def postpone(number: int, _frame: object) -> None:
+        interrupts.append(number)
+
+    handler = signal.signal(signal.SIGINT, postpone)
+
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
 
-    if interrupts and callable(handler):
-        handler(*interrupts[0])
+    if interrupts:
+        signal.raise_signal(signal.SIGINT)

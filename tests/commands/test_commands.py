@@ -111,15 +111,18 @@ class TestPolicies:
             POLICIES={
                 "login": {"rate": "5/m", "key": "ip"},
                 "search": {"rate": "30/10s", "algo": TOKEN_BUCKET, "burst": 60, "shadow": True},
+                "own": {"rate": "5/m", "key": "tests.support.commands.rlaas"},
                 "unused": {"rate": "1/h", "on_failure": "closed"},
             },
             MIDDLEWARE=[
                 {"path": "/healthz", "exempt": True},
                 {"path": "/api/", "methods": ["GET"], "policies": ["search"]},
+                {"regex": "^/v[12]/", "policies": ["own"]},
             ],
         )
 
         @rate_limit("login")
+        @rate_limit("9/m", key=rlaas, group="by-function")
         @rate_limit(rate=lambda request: "5/m", key="global", group="dynamic")
         def view(request): ...
 
@@ -128,7 +131,9 @@ class TestPolicies:
         name = f"{view.__module__}.{view.__qualname__}"
         assert ("rule /healthz", "exempt", None, None, None, None) in rows
         assert ("rule GET,HEAD /api/", "search", "30/10s", "user_or_ip", TOKEN_BUCKET, "burst 60, shadow") in rows
+        assert ("rule ^/v[12]/", "own", "5/m", "tests.support.commands.rlaas", SLIDING_WINDOW, "") in rows
         assert (name, "login", "5/m", "ip", SLIDING_WINDOW, "") in rows
+        assert (name, "by-function", "9/m", "rlaas", SLIDING_WINDOW, "") in rows
         assert (name, "dynamic", "by a function", "global", SLIDING_WINDOW, "") in rows
         assert ("settings", "unused", "1/h", "user_or_ip", SLIDING_WINDOW, "on failure closed") in rows
         assert ("settings", "default", "5/m", "user_or_ip", SLIDING_WINDOW, "") in rows

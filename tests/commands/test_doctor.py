@@ -8,7 +8,7 @@ from django.test import RequestFactory
 from rlaas_django import check, rate_limit
 
 from tests.support.commands import rlaas
-from tests.support.internals import backend, diagnosis, flush_statistics
+from tests.support.internals import backend, doctor, flush_statistics
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_views")]
 
@@ -36,7 +36,7 @@ def test_a_healthy_server_has_no_complaint(healthy):
     check("alice")
     found = findings("--strict")
     assert levels(found) == {"ok"}
-    subjects = "settings connection latency clock version memory persistence replicas scripts keys proxies"
+    subjects = "settings connection latency clock version memory persistence replicas keys proxies"
     assert set(found) == set(subjects.split())
     assert "over 200 calls" in found["latency"]["text"]
     assert "over a unix socket" in found["connection"]["text"]
@@ -64,6 +64,15 @@ def test_a_shared_cache_is_a_warning_and_strict_exits_with_2(healthy, settings, 
     findings("--strict", code=2)
 
 
+def test_a_server_that_drops_counters_is_a_warning(healthy):
+    backend.run_commands(
+        [("CONFIG", "SET", "maxmemory", "100mb"), ("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")]
+    )
+    found = findings()
+    assert "maxmemory-policy allkeys-lru" in found["settings (rlaas_django.W011)"]["text"]
+    assert found["memory"]["level"] == "ok"
+
+
 def test_middleware_before_authentication_is_a_warning(healthy, settings):
     users = "django.contrib.auth.middleware.AuthenticationMiddleware"
     settings.MIDDLEWARE = ["rlaas_django.middleware.RateLimitMiddleware", users]
@@ -79,8 +88,8 @@ def test_a_key_without_a_ttl_is_an_error(healthy):
 
 def test_a_slow_server_is_a_warning(healthy, configure, monkeypatch):
     configure(TIMEOUT=0.001)
-    monkeypatch.setattr(diagnosis.time, "perf_counter", iter(range(10_000)).__next__)
-    found = list(diagnosis.connection(backend.servers()[0]))
+    monkeypatch.setattr(doctor.time, "perf_counter", iter(range(10_000)).__next__)
+    found = list(doctor.look_at_connection(backend.servers()[0]))
     assert [each.level for each in found if each.subject == "latency"] == ["warning"]
 
 
@@ -90,7 +99,6 @@ def test_a_slow_server_is_a_warning(healthy, configure, monkeypatch):
         ({"redis_version": "5.0.14"}, "version", "error", "too old"),
         ({"redis_version": "7.0.15", "role": "slave"}, "role", "error", "takes no writes"),
         ({"redis_version": "7.0.15"}, "version", "ok", "7.0.15"),
-        ({"maxmemory": "100", "maxmemory_policy": "allkeys-lru"}, "memory", "warning", "drops counters"),
         ({"maxmemory": "100", "used_memory": "95"}, "memory", "error", "soon the server takes no writes"),
         ({"maxmemory": "100", "used_memory": "50"}, "memory", "ok", "50.0 %"),
         ({"rdb_last_bgsave_status": "err"}, "persistence", "error", "rdb_last_bgsave_status"),
@@ -102,16 +110,16 @@ def test_a_slow_server_is_a_warning(healthy, configure, monkeypatch):
 def test_what_info_tells(healthy, monkeypatch, info, subject, level, text):
     whole = {"redis_version": "7.0.15", "role": "master", **info} if info else {}
     monkeypatch.setattr(backend, "server_info", lambda _: whole)
-    found = {each.subject: each for each in diagnosis.state(backend.servers()[0])}
+    found = {each.subject: each for each in doctor.look_at_state(backend.servers()[0])}
     assert found[subject].level == level
     assert text in found[subject].text
     assert level == "ok" or found[subject].fix
 
 
 def test_a_clock_that_differs_is_a_warning(healthy, monkeypatch):
-    now = diagnosis.time.time()
-    monkeypatch.setattr(diagnosis.time, "time", lambda: now + 60)
-    (clock,) = [each for each in diagnosis.connection(backend.servers()[0]) if each.subject == "clock"]
+    now = doctor.time.time()
+    monkeypatch.setattr(doctor.time, "time", lambda: now + 60)
+    (clock,) = [each for each in doctor.look_at_connection(backend.servers()[0]) if each.subject == "clock"]
     assert (clock.level, clock.fix) == ("warning", "Run NTP on both hosts.")
 
 
@@ -148,6 +156,23 @@ class TestProxies:
         configure(TRUSTED_PROXIES=None)
         self.refuse("8.8.4.4", "9.9.9.9", "10.0.0.5")
         assert findings()["proxies"]["level"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("url", "subjects"),
+    [
+        ("redis://198.51.100.7:6379/0", ["connection"]),  # a network for documentation is not public
+        ("redis://redis:6379/0", ["connection"]),
+        ("redis://8.8.4.4:6379/0", ["connection", "TLS"]),
+        ("redis://redis.example.com:6379/0", ["connection", "TLS"]),
+        ("rediss://redis.example.com:6379/0", ["connection"]),
+    ],
+)
+def test_a_public_network_without_encryption_is_a_warning(use, monkeypatch, url, subjects):
+    use(url)
+    monkeypatch.setattr(backend, "run_commands", lambda *_: [(0, 0)])
+    found = [each.subject for each in doctor.look_at_connection(backend.topology().master)]
+    assert found == [*subjects, "latency", "clock"]
 
 
 def test_a_cache_that_is_not_encrypted_on_a_public_network_is_a_warning(use):

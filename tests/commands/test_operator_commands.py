@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from rlaas_django import Policy, check, peek
 from rlaas_django.models import OperatorAction, Override
 
-from tests.support.commands import OnTerminal, rlaas
+from tests.support.commands import OnTerminal, process, rlaas
 from tests.support.internals import flush_statistics
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -261,6 +261,22 @@ def test_watch_prints_a_line_per_look_when_it_is_piped():
     assert "alice 100 % of search" in lines[0]
     first = json.loads(rlaas("watch", "--times", "1", "--json").out)
     assert first["top"][0]["identity"] == "alice"
+
+
+@pytest.mark.usefixtures("redis_unavailable")
+def test_watch_goes_on_while_redis_is_unavailable():
+    result = rlaas("watch", "--times", "2", "--interval", "0.1")
+    assert result.code == 0
+    assert result.out.count("Redis is unavailable") == 2
+
+
+def test_a_reader_that_goes_away_ends_a_command_without_a_traceback(own):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with process("watch", "--interval", "0.1", redis_url=own.url, **pipes) as running:
+        running.stdout.readline()
+        running.stdout.close()
+        assert running.stderr.read() == b""
+        assert running.wait(30) == 1
 
 
 def test_watch_on_a_terminal_redraws_until_ctrl_c(own):

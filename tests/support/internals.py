@@ -49,18 +49,17 @@ from rlaas_django.limiter.plan import plan as check_plan
 from rlaas_django.limiter.plan import plan_encoded
 from rlaas_django.limiter.policy_set import PolicySet, compile_policies
 from rlaas_django.limiter.replies import read as read_reply
-from rlaas_django.management import diagnosis
+from rlaas_django.management import doctor
+from rlaas_django.management.base import Output as CommandOutput
+from rlaas_django.management.base import Styled
 from rlaas_django.management.commands.rlaas import SUBCOMMANDS
 from rlaas_django.management.commands.rlaas import Command as RlaasCommand
-from rlaas_django.management.output import Output as CommandOutput
-from rlaas_django.management.output import Styled
+from rlaas_django.management.replay import parse_policy
 from rlaas_django.models import Override
-from rlaas_django.replay.log_lines import LineParser, parse_time
-from rlaas_django.replay.log_lines import Request as LogRequest
-from rlaas_django.replay.policies import parse_policy
+from rlaas_django.replay.log import LineParser, Log, parse_time
+from rlaas_django.replay.log import Request as LogRequest
 from rlaas_django.replay.report import report as replay_report
 from rlaas_django.replay.running import Replay
-from rlaas_django.replay.sources import Log
 from rlaas_django.runtime import background, log, observers, registry
 from rlaas_django.runtime.background import run as run_background_jobs
 from rlaas_django.service import auth as service_auth
@@ -136,7 +135,7 @@ __all__ = [
     "connection_pool",
     "counter_key",
     "decode",
-    "diagnosis",
+    "doctor",
     "encode",
     "escape_for_log",
     "exempt_views",

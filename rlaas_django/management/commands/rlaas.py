@@ -17,9 +17,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from ... import backend
 from ...core.policy import PolicyError, nearest
 from ...core.text import printable
-from .. import doctor, inspect, memory, overrides, replay, scripts
-from ..output import Output
-from ..subcommands import Subcommand
+from .. import doctor, inspect, overrides, replay, scripts
+from ..base import Output, Subcommand
 
 INTERRUPTED = 130  # the exit code of a shell after Ctrl-C
 SUBCOMMANDS: dict[str, Subcommand] = {
@@ -37,7 +36,7 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "history": inspect.History(),
     "scripts": scripts.Scripts(),
     "doctor": doctor.Doctor(),
-    "memory": memory.Memory(),
+    "memory": scripts.Memory(),
     "replay": replay.Replay(),
     "token": scripts.Token(),
     "restore": overrides.Restore(),

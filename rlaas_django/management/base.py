@@ -1,29 +1,27 @@
-"""What a subcommand prints: lines and tables for people, or JSON, and its progress.
-
-Nothing reaches the terminal unescaped.
-"""
+"""What subcommands have in common: their base, their arguments, what they print."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import sys
-import time
+import re
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable, Sequence
-from datetime import datetime
-from typing import Any, NamedTuple, TextIO
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 from django.core.management.base import OutputWrapper
 from django.core.management.color import Style
 from django.utils import timezone
 
+from ..core.keys import EncodedIdentity
+from ..core.policy import Policy, PolicyError, nearest
 from ..core.text import printable
+from ..operators import usage
+from ..operators.identities import resolve
 
-BAR_INTERVAL = 0.1  # seconds
-LINE_INTERVAL = 2.0  # seconds
-BAR_WIDTH = 20  # characters
-CLEAR_LINE = "\r\x1b[K"
 HEADING = "MIGRATE_HEADING"
+UNITS = {"m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+LONGEST = timedelta(days=3650)
 
 
 class Styled(NamedTuple):
@@ -34,7 +32,10 @@ class Styled(NamedTuple):
 
 
 class Output:
-    """The output of one subcommand; `as_json` says whether --json was given."""
+    """The output of one subcommand; `as_json` says whether --json was given.
+
+    Nothing reaches the terminal unescaped.
+    """
 
     def __init__(
         self,
@@ -97,52 +98,81 @@ class Output:
         return str(getattr(self._style, part.style)(text))
 
 
-class Progress:
-    """How far a long subcommand is, on standard error.
+class Argument(NamedTuple):
+    """What `ArgumentParser.add_argument` takes."""
 
-    On a terminal it is a bar; elsewhere it is a line now and then.
+    names: tuple[str, ...]
+    options: dict[str, Any]
+
+
+def argument(*names: str, **options: Any) -> Argument:
+    """Return an argument of a subcommand."""
+    return Argument(names, options)
+
+
+class Subcommand:
+    """A subcommand of `manage.py rlaas`.
+
+    Each has --json and Django's own options besides its arguments.
     """
 
-    def __init__(self, unit: str, *, quiet: bool = False) -> None:
-        self._unit = unit
-        self._quiet = quiet
-        self._stream: TextIO = sys.stderr
-        self._is_terminal = self._stream.isatty()
-        self._interval = BAR_INTERVAL if self._is_terminal else LINE_INTERVAL
-        self._started = time.monotonic()
-        self._shown_at = self._started
+    help: str  # what it does, in a sentence
+    example: str  # a command line, for --help
+    arguments: Sequence[Argument] = ()
 
-    @property
-    def seconds(self) -> float:
-        """The time since the start."""
-        return time.monotonic() - self._started
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Add its arguments to a parser."""
+        for names, options in self.arguments:
+            parser.add_argument(*names, **options)
 
-    def show(self, done: int, share: float | None) -> None:
-        """Show that so much is done, which is this share of all if that is known."""
-        now = time.monotonic()
-        if self._quiet or now - self._shown_at < self._interval:
-            return
+    def run(self, options: Namespace, output: Output) -> int | None:
+        """Run it, print the results, and return the exit code; None is 0."""
+        raise NotImplementedError
 
-        self._shown_at = now
-        elapsed = now - self._started
-        text = f"{done:,} {self._unit}, {done / elapsed:,.0f}/s"
-        if share:
-            text = f"{share:4.0%} {text}, {elapsed / share - elapsed:.0f} s left"
 
-        if not self._is_terminal:
-            self._stream.write(f"{text}\n")
-        else:
-            filled = "#" * round(BAR_WIDTH * (share or 0))
-            line = f"[{filled:{BAR_WIDTH}}] {text}"
-            width = shutil.get_terminal_size().columns - 1
-            self._stream.write(CLEAR_LINE + line[:width])
-        self._stream.flush()
+IDENTITY = argument(
+    "identity",
+    help="A username or user ID, an IP address, a network (203.0.113.0/24), "
+    "or an encoded identity.",
+)
+POLICY = argument(
+    "--policy",
+    default="",
+    help="Under this policy only; otherwise under every one.",
+)
+REASON = argument("--reason", default="", help="Why; it is in the history.")
 
-    def clear(self) -> None:
-        """Remove the bar."""
-        if self._is_terminal and not self._quiet:
-            self._stream.write(CLEAR_LINE)
-            self._stream.flush()
+
+def identity_of(text: str) -> EncodedIdentity:
+    """Return the identity that text names; PolicyError when it names none."""
+    try:
+        return resolve(text)
+    except ValueError as error:
+        raise PolicyError(str(error)) from error
+
+
+def find_policy(name: str) -> Policy | None:
+    """Return the policy of `--policy`; None where it is not given."""
+    if not name:
+        return None
+
+    policies = usage.policies()
+    if name not in policies:
+        raise PolicyError(f"There is no policy {name!r}{nearest(name, policies)}")
+    return policies[name]
+
+
+def parse_duration(text: str) -> timedelta:
+    """Parse `30m`, `12h`, `7d` or `2w`."""
+    match = re.fullmatch(r"(\d{1,6})(m|min|h|d|w)", text)
+    if match is None:
+        raise ArgumentTypeError(
+            f"{text!r} is not a duration; write 30m, 12h, 7d or 2w."
+        )
+    duration = timedelta(**{UNITS[match[2]]: int(match[1])})
+    if not timedelta() < duration <= LONGEST:
+        raise ArgumentTypeError(f"{text!r} is not between a minute and ten years.")
+    return duration
 
 
 def minute(at: datetime | None) -> str:
@@ -165,17 +195,3 @@ def percent(share: float) -> str:
     """Return a share as `12.3 %`, with three digits that matter."""
     digits = ".3g" if share < 0.0999 else ".1f"
     return f"{100 * share:{digits}} %"
-
-
-def size(number: float) -> str:
-    """Return bytes as `118 B`, `1.7 kB`, `119 MB` or `2.0 GB`."""
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while number >= 999.5 and len(units) > 1:
-        number /= 1000
-        del units[0]
-
-    unit = units[0]
-    digits = ".3g"
-    if unit == "TB" or (unit != "B" and number < 9.95):
-        digits = ",.1f"
-    return f"{number:{digits}} {unit}"

@@ -211,16 +211,13 @@ def config() -> Config:
 
 
 def _load() -> Config:
-    with _lock:  # threads that come together all get the same
-        return _config or _use(_read_valid())
-
-
-def _read_valid() -> Config:
     problems: list[Problem] = []
-    parsed = read(raw(), problems)
-    if parsed is None:
-        raise ImproperlyConfigured(" ".join(problem.message for problem in problems))
-    return parsed
+    with _lock:  # threads that come together all get the same
+        parsed = _config or read(raw(), problems)
+        if parsed is None:
+            messages = [problem.message for problem in problems]
+            raise ImproperlyConfigured(" ".join(messages))
+        return _use(parsed)
 
 
 def _use(parsed: Config) -> Config:

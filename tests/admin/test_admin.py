@@ -209,7 +209,7 @@ def test_a_policy_with_a_rate_function_is_shown_after_its_first_decision(admin_c
     assert view(request_of(alice)).status_code == 429
     background.run(20)
     (row,) = admin_client.get(url("clients")).context["rows"]
-    assert (row.identity.user, row.outcome.policy, row.outcome.current_count, row.outcome.limit) == (
+    assert (row.identity.user, row.outcome.policy.name, row.outcome.current_count, row.outcome.limit) == (
         alice,
         "plan",
         1,
@@ -288,7 +288,7 @@ def test_a_refused_user_is_on_the_watch_list_and_the_refusal_is_explained(admin_
     assert request_as(alice, 5) == [200, 200, 200, 429, 429]
     background.run(20)
     (row,) = admin_client.get(url("clients")).context["rows"]
-    assert (row.identity.user, row.outcome.policy, row.refused_today, row.percent) == (alice, "page", 2, 100)
+    assert (row.identity.user, row.outcome.policy.name, row.refused_today, row.percent) == (alice, "page", 2, 100)
     page = admin_client.get(url("identity", id=str(alice.pk)))
     ((group, explanation),) = page.context["refusals"]
     assert (group.path, group.number) == ("/page/", 2)
@@ -622,7 +622,7 @@ def test_the_shadow_page_shows_what_would_be_refused(admin_client, alice, settin
     request_as(alice, 3)
     background.run(20)
     ((row, _, identities),) = admin_client.get(url("shadow")).context["rows"]
-    assert (row.policy, row.counts.allowed, row.counts.over, identities) == ("trial", 1, 2, 1)
+    assert (row.policy.name, row.counts.allowed, row.counts.over, identities) == ("trial", 1, 2, 1)
     assert round(row.share) == 67
     context = admin_client.get(url("policy", policy="trial")).context
     assert [(label.user, number) for label, number in context["identities"]] == [(alice, 2)]
@@ -670,7 +670,7 @@ def test_the_overview_shows_the_site_what_was_refused_most_the_policies_and_the_
     assert (context["hour"].total, context["hour"].refused) == (5, 2)
     assert [(label.user, number) for label, number in context["identities"]] == [(alice, 2)]
     assert context["paths"] == [("/page/", 2)]
-    row, sparkline = next(each for each in context["rows"] if each[0].policy == "page")
+    row, sparkline = next(each for each in context["rows"] if each[0].policy.name == "page")
     assert (row.counts.allowed, row.counts.refused, row.share) == (3, 2, 40)
     assert "<svg" in sparkline
     assert context["server"].latency_ms < 1000

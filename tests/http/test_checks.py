@@ -85,8 +85,6 @@ def test_an_invalid_rule_is_an_error(configure, rule, message):
         ({"RESPONSE": 5}, "E010", "should be a callable"),
         ({"POLICIES": {"a": {"rate": "5/m", "key": "no.such.key"}}}, "E011", "'no.such.key' cannot be imported"),
         ({"POLICIES": {"a": {"rate": "5/m", "key": "math.pi"}}}, "E011", "'math.pi' is not a callable"),
-        ({"POLICIES": {"a": {"rate": "5/m", "cost": "math.pi"}}}, "E011", "Policy 'a': its cost 'math.pi' is not"),
-        ({"POLICIES": {"a": {"rate": "5/m", "charge_when": "no.such"}}}, "E011", "'no.such' cannot be imported"),
     ],
 )
 def test_an_invalid_or_dangerous_value_is_reported(configure, options, code, message):
@@ -346,34 +344,6 @@ def test_a_cost_that_is_too_large_for_the_algorithm_is_an_error(configure):
     configure(USE_ALGO="sliding-window-compact-algo")
     assert found() == []
     assert view
-
-
-@pytest.mark.parametrize(
-    ("ours", "of_policy", "wrong"),
-    [
-        ("GET", "POST", True),
-        (["PUT", "PATCH"], ["GET", "POST"], True),
-        (["GET", "POST"], "POST", False),
-        ("HEAD", "GET", False),
-        (None, "POST", False),
-        ("GET", None, False),
-    ],
-)
-@pytest.mark.parametrize("place", ["decorator", "method", "rule"])
-def test_methods_that_have_none_in_common_with_those_of_the_policy_are_an_error(
-    configure, settings, place, ours, of_policy, wrong
-):
-    settings.MIDDLEWARE = [OURS]
-    policies = {"login": {"rate": "5/m", "key": "ip", "method": of_policy}, "every": {"rate": "5/m", "key": "ip"}}
-    rule = {"path": "/", "method": ours, "policies": [*policies]}
-    configure(POLICIES=policies, MIDDLEWARE=[rule] if place == "rule" else [])
-    limit = None if place == "rule" else rate_limit(*policies, method=ours)
-    view = limit(ok) if place == "decorator" else limit  # a method is shown to its decorator by the first request
-    problems = found()
-    assert [code for code, _ in problems] == ["E016"] * wrong
-    where = {"rule": "RATE_LIMITER['MIDDLEWARE'][0]", "decorator": "tests.support.http.ok", "method": "A method"}[place]
-    assert all(message.startswith(where) and "policy 'login'" in message for _, message in problems)
-    assert view is not None or place == "rule"
 
 
 @pytest.mark.parametrize("option", ["cost", "charge_when", "response", "key"])

@@ -23,14 +23,7 @@ from django.utils.module_loading import import_string
 from .core.algorithms import SLIDING_WINDOW, is_algorithm
 from .core.callers import Service, parse_tokens
 from .core.keys import Encoding
-from .core.policy import (
-    DEFAULT,
-    Policy,
-    PolicyError,
-    nearest,
-    shown,
-    unknown_algorithm,
-)
+from .core.policy import DEFAULT, Policy, PolicyError, nearest, shown, unknown_algorithm
 from .core.rules import Rule, parse_rule, refuse_unknown
 from .runtime import log, process
 
@@ -231,13 +224,13 @@ def replaced(**values: Any) -> Iterator[None]:
     """
     global _replacement
     replacement = replace(config(), **values, derived=Derived())
-    _forget()
     _replacement = replacement
+    _forget()
     try:
         yield
     finally:
-        _forget()
         _replacement = None
+        _forget()
 
 
 @receiver(setting_changed)

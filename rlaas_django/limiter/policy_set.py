@@ -12,7 +12,14 @@ from ..conf import Config
 from ..core import keys
 from ..core.algorithms import ALGORITHMS
 from ..core.keys import MAX_LENGTH, Identity, encode_user
-from ..core.policy import DEFAULT, Policies, Policy, PolicyError, script_arguments
+from ..core.policy import (
+    DEFAULT,
+    Policies,
+    Policy,
+    PolicyError,
+    ScriptArguments,
+    script_arguments,
+)
 from ..core.rules import excessive_cost
 from .refusal_cache import cached_refusals
 from .replies import reply_lengths
@@ -72,21 +79,24 @@ class PolicySet:
             keys.key_kind(policy.key) in ("user", "user_or_ip") for policy in policies
         )
 
+        self.templates: dict[int, Template] = {}  # by the length of the identity
         self.override_key = keys.override_key(hash_tag=topology.clustered)
-        self._counter_keys = [
+        self._counter_keys: list[keys.KeyTemplate] = []
+        self.words: list[Any] = []  # what the script takes for all policies
+        for policy, arguments in zip(policies, self.arguments, strict=True):
+            self._add(policy, arguments)
+
+    def _add(self, policy: Policy, arguments: ScriptArguments) -> None:
+        """Add the key and the words of a policy."""
+        self.words += (*arguments, int(policy.shadow), policy.name)
+        self._counter_keys.append(
             keys.counter_key(
                 policy.name,
                 arguments.algo,
                 arguments.window // 1000,
-                hash_tag=topology.clustered,
+                hash_tag=self.topology.clustered,
             )
-            for policy, arguments in zip(policies, self.arguments, strict=True)
-        ]
-        # What the script takes for all policies.
-        self.words: list[Any] = []
-        for policy, arguments in zip(policies, self.arguments, strict=True):
-            self.words += (*arguments, int(policy.shadow), policy.name)
-        self.templates: dict[int, Template] = {}  # by the length of the identity
+        )
 
     def part(self, indexes: Sequence[int]) -> PolicySet:
         """Return the set of some of the policies: those of one slot of a cluster."""

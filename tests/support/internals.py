@@ -42,12 +42,20 @@ from rlaas_django.http import headers as header_module  # the one that names hea
 from rlaas_django.http import rules as http_rules
 from rlaas_django.http.headers import whole_seconds
 from rlaas_django.http.proxies import client_address
-from rlaas_django.limiter import acheck_each, check_each, networks, overrides, refund_units, refusal_cache
+from rlaas_django.limiter import (
+    PolicySet,
+    acheck_each,
+    check_each,
+    compile_policies,
+    networks,
+    overrides,
+    refund_units,
+    refusal_cache,
+)
 from rlaas_django.limiter import local as local_module
 from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
 from rlaas_django.limiter.plan import plan as check_plan
 from rlaas_django.limiter.plan import plan_encoded
-from rlaas_django.limiter.policy_set import PolicySet, compile_policies
 from rlaas_django.limiter.replies import read as read_reply
 from rlaas_django.management import doctor
 from rlaas_django.management.base import Output as CommandOutput

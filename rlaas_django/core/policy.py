@@ -10,15 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from .algorithms import ALGORITHMS, FIXED_WINDOW, SLIDING_WINDOW, SLIDING_WINDOW_COMPACT, SLIDING_WINDOW_COUNTER, TOKEN_BUCKET, is_algorithm
-    ALGORITHMS,
-    FIXED_WINDOW,
-    SLIDING_WINDOW,
-    SLIDING_WINDOW_COMPACT,
-    SLIDING_WINDOW_COUNTER,
-    TOKEN_BUCKET,
-    is_algorithm,
-)
+from .algorithms import ALGORITHMS, TOKEN_BUCKET, is_algorithm
 
 # The name of the policy that the settings describe at their top level.
 DEFAULT = "default"

@@ -25,7 +25,7 @@ help: ## List what can be done
 define install
 	@echo "Installing rlaas_django[$(1)] in $(VENV) ..."
 	@if command -v uv >/dev/null 2>&1; then \
-	  uv venv -q --allow-existing --python "$$(command -v $(PYTHON))" $(VENV) \
+	  uv venv -q --seed --allow-existing --python "$$(command -v $(PYTHON))" $(VENV) \
 	  && uv pip install $(2) --python $(BIN)/python -c constraints.txt -e '.[$(1)]'; \
 	else \
 	  $(PYTHON) -m venv $(VENV) \

@@ -12,4 +12,4 @@ def is_api_view(view_class: object) -> bool:
     )
 
 
-registry.register_adapter(is_api_view, "rlaas_django.integrations.drf")
+registry.register_adapter(is_api_view, "rlaas_django.integrations.drf_views")

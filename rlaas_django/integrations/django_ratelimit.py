@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import ipaddress
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from django.utils.module_loading import import_string
 
 from .. import conf, limiter
 from ..core.algorithms import FIXED_WINDOW
-from ..core.decision import Decision, Outcome
+from ..core.decision import Decision
 from ..core.keys import EncodedIdentity, digest, encode, encode_name, parse_address
 from ..core.policy import NAME, Policy, PolicyError, Rate
 from ..http.identity import read_name
@@ -90,6 +91,7 @@ def ratelimit(
                 request, group, fn, key, rate, method, increment=True
             )
             request.limited = is_limited or getattr(request, "limited", False)
+
             if is_limited and block:
                 raise _function(_setting("EXCEPTION_CLASS", Ratelimited))
 
@@ -106,6 +108,7 @@ def ratelimit(
 
         if iscoroutinefunction(fn):
             return limited_async
+
         return limited
 
     return decorator
@@ -134,18 +137,24 @@ def get_usage(
         raise ImproperlyConfigured(
             "Write `group`, or `fn`, the view: one of them names the counter."
         )
+
     methods = _parse_methods(method)
     if not _applies(request, methods):
         return None
 
-    name = view_name(fn) if group is None else group
+    name = group
+    label = group
+    if group is None:
+        name = view_name(fn)
+        label = view_label(fn)
+
     rate_function = _function(rate)
     if rate_function is not None:
         rate = rate_function(name, request)
+
     if rate is None:
         return None
 
-    label = view_label(fn) if group is None else group
     counter = _counter(name, label, methods, rate)
     identity = _identity(request, name, key)
     if increment:
@@ -167,8 +176,10 @@ def _function(value: Any) -> Any:
     """Return a function, which may be given by its dotted path; None for others."""
     if isinstance(value, str) and "." in value:
         return import_string(value)
+
     if callable(value):
         return value
+
     return None
 
 
@@ -184,6 +195,7 @@ def _parse_methods(method: Any) -> tuple[str, ...]:
     """Return the methods that are limited; none for all of them."""
     if method == ALL:
         return ()
+
     if isinstance(method, str):
         method = [method]
 
@@ -193,16 +205,23 @@ def _parse_methods(method: Any) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=1024)
 def _parse_rate(rate: str | tuple[int, int]) -> tuple[int, int]:
     """Return the limit and the seconds; unlike elsewhere, the limit may be 0."""
-    is_zero = rate[0] in ("0", 0) and rate[1] != 0
-    if is_zero:
-        rate = f"1{rate[1:]}" if isinstance(rate, str) else (1, rate[1])
+    limit: int | None = None
+    if isinstance(rate, str) and re.match("0+/", rate):
+        limit = 0
+        rate = f"1{rate}"
+    elif rate[0] == 0:
+        limit = 0
+        rate = (1, rate[1])  # type: ignore[assignment]
 
     try:
         parsed = Rate.parse(rate)
     except PolicyError as error:
         raise ImproperlyConfigured(str(error)) from error
 
-    return 0 if is_zero else parsed.limit, parsed.window
+    if limit is None:
+        limit = parsed.limit
+
+    return limit, parsed.window
 
 
 @functools.lru_cache(maxsize=1024)
@@ -228,6 +247,7 @@ def _policy_set(policy: Policy) -> PolicySet:
     alias = _setting("USE_CACHE")
     if alias is not None:
         _ = caches[alias]  # Django's own error for an unknown one
+
     return compile_policies(policy, alias)
 
 
@@ -237,14 +257,17 @@ def _charge(
     """Count a request; return its usage, None where it passes without Redis."""
     policy_set = _policy_set(counter.counted)
     decision = limiter.check(identity, policy_set, source=None)
+
     if decision.degraded:
         if _setting("FAIL_OPEN"):
             return None
+
         return {"count": 0, "limit": 0, "should_limit": True, "time_left": -1}
 
     usage = _usage(decision, counter.limit)
-    registry.add_adapter_policy(counter.shown)
-    record(request, [_shown_decision(counter.shown, identity, decision, usage)])
+    policy = registry.add_adapter_policy(counter.shown)
+    record(request, [_shown_decision(policy, decision, usage)])
+
     return usage
 
 
@@ -269,23 +292,22 @@ def _usage(decision: Decision, limit: int) -> dict[str, Any]:
 
 
 def _shown_decision(
-    policy: Policy, identity: str, decision: Decision, usage: dict[str, Any]
+    policy: Policy, decision: Decision, usage: dict[str, Any]
 ) -> Decision:
     """Return a decision as it is under the limit that the site wrote."""
-    is_over = usage["should_limit"]
-    limit = usage["limit"]
-    outcome = Outcome(
-        policy,
-        identity,
-        allowed=not is_over,
-        limit=max(1, limit),
-        current_count=decision.current_count,
-        remaining=max(0, limit - usage["count"]),
-        retry_after=decision.reset_after if is_over else 0.0,
-        reset_after=decision.reset_after,
-        ttl=decision.ttl,
+    allowed = not usage["should_limit"]
+    retry_after = 0.0
+    if not allowed:
+        retry_after = decision.reset_after
+
+    outcome = decision.outcomes[0]._replace(
+        policy=policy,
+        allowed=allowed,
+        limit=max(1, usage["limit"]),
+        remaining=max(0, usage["limit"] - usage["count"]),
+        retry_after=retry_after,
     )
-    return Decision(not is_over, (outcome,))
+    return Decision(allowed, (outcome,))
 
 
 def _identity(request: Any, group: Any, key: Any) -> EncodedIdentity:

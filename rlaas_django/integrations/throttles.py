@@ -27,7 +27,9 @@ from ..http.view_names import policy_name
 from ..limiter import Check, compile_policies
 from ..runtime import log, registry
 
-NO_LIMITS = Limits(())  # of a gate that only has its request observed at the end
+# Of a gate that only has its request observed at the end.
+NO_LIMITS = Limits(())
+
 # How the frameworks write a key, unless the site has changed it.
 CACHE_FORMAT = "throttle_%(scope)s_%(ident)s"
 
@@ -58,7 +60,9 @@ class PolicyLimits:
     def plan_check(self, request: Any, checked: set[str]) -> Check | None:
         """Plan the check of the policies that are not checked already."""
         compiled = compile_limits(self._limits)
-        return plan_check(compiled, request, checked.union(state_of(request).outcomes))
+        outcomes = state_of(request).outcomes
+
+        return plan_check(compiled, request, checked.union(outcomes))
 
     def calls_site(self) -> bool:
         """Return whether planning calls functions of the site."""
@@ -68,6 +72,7 @@ class PolicyLimits:
         """Return what was decided about a request, whichever limits checked it."""
         outcomes = state_of(request).outcomes
         names = compile_limits(self._limits).names
+
         return combine(outcomes[name] for name in names if name in outcomes)
 
 
@@ -77,6 +82,7 @@ class RateThrottle:
     framework: str
     algo: str | None = SLIDING_WINDOW_COMPACT
     on_failure = "open"
+
     # For each `get_cache_key` of the framework, a function of the throttle and the
     # request. It returns the kind and the name of who is counted instead of the key, so
     # that overrides of users and addresses apply.
@@ -85,12 +91,14 @@ class RateThrottle:
     def parse_rate(self, rate: str | None) -> tuple[int | None, int | None]:
         if rate is None:
             return None, None
+
         return _parse_rate(rate)
 
     def calls_site(self: Any) -> bool:
         """Return whether the key is the site's own."""
         if "get_cache_key" in vars(self) or self.cache_format != CACHE_FORMAT:
             return True
+
         return type(self).get_cache_key not in self.names
 
     def plan_check(
@@ -105,6 +113,7 @@ class RateThrottle:
             name = self.get_cache_key(request, *view)
         else:
             kind, name = self.names[type(self).get_cache_key](self, request)
+
         if name is None:
             return None
 
@@ -117,6 +126,7 @@ class RateThrottle:
         if self.rate != self.THROTTLE_RATES.get(self.scope):
             # Throttles with rates of their own may have inherited the same scope.
             scope += f"-{self.duration}s"
+
         name = f"{self.framework}.{scope}"
         rate = (self.num_requests, self.duration)
         return _make_policy(name, rate, self.algo, self.on_failure)
@@ -140,6 +150,7 @@ def user_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
     user = request.user
     if user and user.is_authenticated:
         return "user", user.pk
+
     return "ip", throttle.get_ident(request)
 
 
@@ -159,22 +170,31 @@ def plan_checks(throttles: Iterable[Any], request: Any, *view: Any) -> dict[Any,
         if check is not None:
             checks[throttle] = check
             checked |= check.policy_set.names
+
     return checks
 
 
 def decide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]:
     """Decide the checks of throttles, and keep the decisions with the request."""
+    if not checks:
+        return {}
+
     decisions = limiter.check_each([*checks.values()])
     record(request, decisions)
+
     return dict(zip(checks, decisions, strict=True))
 
 
 async def adecide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]:
     """As `decide`, natively async."""
+    if not checks:
+        return {}
+
     decisions = await limiter.acheck_each([*checks.values()])
     exceeding = _keep(request, decisions)
     if exceeding is not None:
         await signals.asend(signals.rate_limited, request=request, decision=exceeding)
+
     return dict(zip(checks, decisions, strict=True))
 
 
@@ -196,9 +216,10 @@ def _keep(request: Any, decisions: Iterable[Decision]) -> Decision | None:
         state.add(decision, cost=1)
         outcomes += decision.outcomes
 
-    combined = combine(outcomes)
-    if combined is not None and not combined.allowed:
+    combined: Decision = combine(outcomes)  # type: ignore[assignment]
+    if not combined.allowed:
         state.refusal = combined
+
     exceeding = [outcome for outcome in outcomes if exceeds_limit(outcome)]
     if exceeding:
         method = request.method or ""
@@ -207,6 +228,7 @@ def _keep(request: Any, decisions: Iterable[Decision]) -> Decision | None:
 
     if state.depth == 0:
         state.observe()
-    if exceeding:
-        return combined
-    return None
+
+    if not exceeding:
+        return None
+    return combined

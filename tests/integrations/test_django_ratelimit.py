@@ -227,6 +227,7 @@ def test_a_mistake_in_a_rate_of_a_function_is_an_error_of_the_request(rate):
 def test_a_rate_of_zero_refuses_everything_and_none_nothing(clock):
     assert usage(increment=True, rate="0/m") == {"count": 1, "limit": 0, "should_limit": True, "time_left": 40}
     assert usage(increment=True, rate=(0, 60))["should_limit"]
+    assert usage(increment=True, rate="05/m")["limit"] == 5
     assert usage(increment=True, rate=None) is None
     assert usage(increment=True, rate=lambda group, request: None) is None
 

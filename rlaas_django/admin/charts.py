@@ -48,7 +48,7 @@ class Bar(NamedTuple):
             _("%(number)s decided without Redis"): counts.degraded,
         }
         parts = [
-            text % {"number": _count(number)}
+            text % {"number": grouped(number)}
             for text, number in words.items()
             if number
         ]
@@ -57,12 +57,9 @@ class Bar(NamedTuple):
 
 def add_up(series: Sequence[Counts], per_bar: int) -> list[Counts]:
     """Add minutes or hours up, so many at a time, so that the last are complete."""
-    start = len(series) % per_bar
-    spans = [series[:start]] if start else []
-    while start < len(series):
-        spans.append(series[start : start + per_bar])
-        start += per_bar
-    return [total(span) for span in spans]
+    first = len(series) % per_bar or per_bar
+    ends = range(first, len(series) + 1, per_bar)
+    return [total(series[max(0, end - per_bar) : end]) for end in ends]
 
 
 def bars(series: Sequence[Counts], time_format: str) -> list[Bar]:
@@ -186,9 +183,3 @@ def _segments(counts: Counts, height: float, top: int) -> dict[str, float]:
 
 def _number(number: float) -> str:
     return f"{number:.2f}".rstrip("0").rstrip(".")
-
-
-def _count(number: int) -> str:
-    if number < 1000:
-        return str(number)  # grouping is slow, and most counts are small
-    return grouped(number)

@@ -27,8 +27,8 @@ from ..core.keys import EncodedIdentity, encode
 from ..models import OperatorAction, Override, RateLimit
 from ..operators import actions, usage
 from ..operators.identities import describe_one, is_encoded, sees_users
-from . import pages, policy_pages, refusal_log, wording
-from .forms import ActionForm
+from . import pages, policy_pages, refusal_log
+from .forms import ActionForm, action_in_words, consequences, override_in_words
 
 View = Callable[..., HttpResponseBase]
 
@@ -53,7 +53,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             ("clients/", "clients", page("clients", pages.clients)),
             ("identity/", "identity", self.identity),
             ("refusals/", "refusals", page("refusals", refusal_log.page)),
-            ("refusals.csv", "refusals_csv", self.refusals_csv),
+            ("refusals.csv", "refusals_csv", refusal_log.download),
             ("shadow/", "shadow", page("shadow", policy_pages.shadow)),
             ("overrides/", "overrides", page("overrides", pages.overrides)),
             (
@@ -80,10 +80,10 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
         def wrapped(request: HttpRequest, **kwargs: str) -> HttpResponseBase:
             acts = request.method == "POST"
-            permitted = self.has_view_or_change_permission(request)
+            is_permitted = self.has_view_or_change_permission
             if acts:
-                permitted = self.has_change_permission(request)
-            if not permitted:
+                is_permitted = self.has_change_permission
+            if not is_permitted(request):
                 raise PermissionDenied
 
             try:
@@ -122,20 +122,13 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
         return self._render(request, "identity", context)
 
-    def refusals_csv(self, request: HttpRequest) -> HttpResponse:
-        """Download the refusal log, filtered like the page."""
-        headers = {"Content-Disposition": 'attachment; filename="refusals.csv"'}
-        response = HttpResponse(content_type="text/csv; charset=utf-8", headers=headers)
-        refusal_log.write_csv(response, request)
-        return response
-
     def change(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Redirect from the admin log, which links to the change page of an object."""
         return self._redirect("identity", id=unquote(object_id))
 
     def act(self, request: HttpRequest) -> HttpResponse:
         """Perform an action on an identity, after confirmation."""
-        form = ActionForm(request.POST, policies=usage.policies())
+        form = ActionForm(request.POST)
         if not form.is_valid():
             return self.identity(request, form)
         identity = form.cleaned_data["identity"]
@@ -144,8 +137,8 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 request,
                 identity,
                 form=form,
-                question=wording.confirmation(form),
-                consequences=wording.consequences(form.override),
+                question=form.question(),
+                consequences=consequences(form.override),
             )
 
         with transaction.atomic():  # no override without its log entry
@@ -164,7 +157,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 "End the override %(override)s? The policy applies again from the next "
                 "request."
             )
-            question = text % {"override": wording.override_in_words(override)}
+            question = text % {"override": override_in_words(override)}
             return self._confirm(
                 request, override.identity, override=override, question=question
             )
@@ -183,7 +176,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def _report(self, request: HttpRequest, action: OperatorAction) -> None:
         """Tell the operator what was done, and write it to the admin log."""
-        words = wording.action_in_words(action, describe_one(action.identity))
+        words = action_in_words(action, describe_one(action.identity))
         message = f"{words}."
         if action.reason:
             message = f"{words}: {action.reason}"
@@ -204,6 +197,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         page = {
             "opts": self.opts,
             "page": name,
+            "query": request.GET,
             "shell": "rlaas_django/admin/live.html",
             "can_change": self.has_change_permission(request),
             "sees_users": sees_users(request.user),

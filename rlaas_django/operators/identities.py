@@ -79,14 +79,10 @@ def describe(identities: Iterable[str]) -> dict[str, IdentityLabel]:
     decoded = {identity: decode(identity) for identity in identities}
     users = _users_by_key(text for kind, text in decoded.values() if kind == "user")
 
-    labels = {}
-    for identity, (kind, text) in decoded.items():
-        label = IdentityLabel(EncodedIdentity(identity), kind, text)
-        if kind == "user":
-            label = label._replace(user=users.get(text))
-        labels[identity] = label
-
-    return labels
+    return {
+        identity: IdentityLabel(EncodedIdentity(identity), *pair, users.get(pair))
+        for identity, pair in decoded.items()
+    }
 
 
 def describe_one(identity: str) -> IdentityLabel:
@@ -168,13 +164,13 @@ def sees_users(operator: Any) -> bool:
     return any(operator.has_perm(f"{options.app_label}.{name}") for name in codenames)
 
 
-def _users_by_key(texts: Iterable[str]) -> dict[str, Any]:
-    """Return the users whose primary keys are written like this."""
+def _users_by_key(texts: Iterable[str]) -> dict[tuple[str, str], Any]:
+    """Return the users whose primary keys are written like this, as decoded."""
     keys = [_primary_key(text) for text in texts]
     users = get_user_model()._default_manager.in_bulk(
         [key for key in keys if key is not None]
     )
-    return {str(key): user for key, user in users.items()}
+    return {("user", str(key)): user for key, user in users.items()}
 
 
 def _find_users(text: str, *, by_email: bool) -> Iterable[Any]:

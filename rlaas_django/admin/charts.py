@@ -47,11 +47,13 @@ class Bar(NamedTuple):
             _("%(number)s over the limit, not refused"): counts.over,
             _("%(number)s decided without Redis"): counts.degraded,
         }
+
         parts = [
             text % {"number": grouped(number)}
             for text, number in words.items()
             if number
         ]
+
         return f"{self.time}: {', '.join(parts) or _('no requests')}"
 
 
@@ -122,6 +124,7 @@ def _scale(peak: int) -> tuple[int, int]:
             if MAX_LINES * step >= peak:
                 lines = max(1, math.ceil(peak / step))
                 return step, lines * step
+
         power *= 10
 
 
@@ -163,6 +166,7 @@ def _paths(
             bottom -= segment
 
     drawn = [(kind, path) for kind, path in paths.items() if path]
+
     return format_html_join("", '<path class="rlaas-{}" d="{}"/>', drawn)
 
 
@@ -178,6 +182,7 @@ def _segments(counts: Counts, height: float, top: int) -> dict[str, float]:
     if excess > 0:
         tallest = max(segments, key=lambda kind: segments[kind])
         segments[tallest] -= excess
+
     return segments
 
 

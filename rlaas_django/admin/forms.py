@@ -141,6 +141,7 @@ class ActionForm(forms.Form):
         else:
             override.kind = FACTOR
             override.factor = data["factor"]
+
         return override
 
     def _check_override(self, override: Override) -> None:
@@ -182,6 +183,7 @@ class ActionForm(forms.Form):
                 "for %(duration)s?"
             ),
         }
+
         action = data["action"]
         if self.override is not None:
             action = self.override.kind
@@ -237,6 +239,7 @@ def consequences(new: Override | None) -> list[str]:
                 "Where both apply, the override %(override)s stays in force: a custom "
                 "limit never lifts a block."
             )
+
         sentences += _about(reason, [other])
 
     more = len(sentences) - MAX_SENTENCES
@@ -245,6 +248,7 @@ def consequences(new: Override | None) -> list[str]:
         sentences[MAX_SENTENCES:] = [text % {"number": more}]
     if new.network is not None:
         sentences.append(_reach(new))
+
     return sentences
 
 
@@ -281,6 +285,7 @@ def action_in_words(action: OperatorAction, identity: IdentityLabel) -> str:
     units = 0
     if action.action == REFUND:
         units = int(action.amount)
+
     sentences = {
         BLOCK: _("Blocked %(identity)s under %(policy)s until %(until)s"),
         EXEMPT: _("Exempted %(identity)s from %(policy)s until %(until)s"),
@@ -300,6 +305,7 @@ def action_in_words(action: OperatorAction, identity: IdentityLabel) -> str:
             units,
         ),
     }
+
     kinds = dict(Override.Kind.choices)  # what the end of an override has as amount
     words = {
         "identity": identity.name,
@@ -308,6 +314,7 @@ def action_in_words(action: OperatorAction, identity: IdentityLabel) -> str:
     }
     if action.until is not None:
         words["until"] = time_with_zone(action.until)
+
     return sentences[action.action] % words
 
 

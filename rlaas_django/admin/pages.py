@@ -1,15 +1,18 @@
-"""The pages about clients, overrides and history.
+"""The pages about clients, overrides and history, and sorted tables for all pages.
 
 One function per page, which returns the context of its template.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from .. import backend
 from ..core.keys import NETWORK, EncodedIdentity
@@ -20,7 +23,6 @@ from ..operators.formatting import duration
 from ..operators.identities import IdentityLabel, describe, search
 from .forms import RESET, ActionForm, action_in_words
 from .refusal_log import explained_refusals
-from .tables import CLIENTS, heads, sort_rows
 
 Context = dict[str, Any]
 Entry = tuple[OperatorAction, IdentityLabel, str]  # what was done, to whom, in words
@@ -29,6 +31,69 @@ MAX_WATCHED = 200
 MAX_ENDED = 100
 MAX_ENTRIES = 200  # of the history
 MAX_HISTORY = 20  # entries on the page of an identity
+
+
+class Column(NamedTuple):
+    """A column that rows can be sorted by, under its name in the query.
+
+    A minus before the name reverses the order.
+    """
+
+    label: Any
+    key: Callable[[Any], Any]  # what rows are sorted by
+    highest_first: bool = False
+
+    def is_descending(self, sort: str) -> bool:
+        """Return whether the query sorts the highest first."""
+        return self.highest_first != sort.startswith("-")
+
+
+Columns = dict[str, Column]  # by their name in the query
+
+CLIENTS: Columns = {
+    "identity": Column(gettext_lazy("Identity"), lambda row: row.identity.name.lower()),
+    "policy": Column(gettext_lazy("Policy"), attrgetter("outcome.policy.name")),
+    "count": Column(
+        gettext_lazy("Count"), attrgetter("outcome.current_count"), highest_first=True
+    ),
+    "used": Column(gettext_lazy("Used"), attrgetter("percent"), highest_first=True),
+    "remaining": Column(gettext_lazy("Remaining"), attrgetter("outcome.remaining")),
+    "reset": Column(gettext_lazy("Resets in"), attrgetter("outcome.reset_after")),
+    "refused": Column(
+        gettext_lazy("Refused today"), attrgetter("refused_today"), highest_first=True
+    ),
+}
+
+
+def heads(columns: Columns, sort: str) -> list[dict[str, Any]]:
+    """Return for each column its label, what a click sorts by, and its order."""
+    return [_head(name, column, sort) for name, column in columns.items()]
+
+
+def _head(name: str, column: Column, sort: str) -> dict[str, Any]:
+    order = ""
+    if name == sort.removeprefix("-"):
+        order = "ascending"
+        if column.is_descending(sort):
+            order = "descending"
+
+    next_sort = name
+    if name == sort:
+        next_sort = f"-{name}"
+
+    return {
+        "name": name,
+        "label": column.label,
+        "sort": next_sort,
+        "order": order,
+    }
+
+
+def sort_rows(rows: list[Any], columns: Columns, sort: str) -> None:
+    """Sort rows by a column; an unknown one leaves them as they are."""
+    column = columns.get(sort.removeprefix("-"))
+    if column is not None:
+        rows.sort(key=column.key, reverse=column.is_descending(sort))
 
 
 def clients(request: HttpRequest) -> Context:
@@ -152,6 +217,7 @@ def overrides(_request: HttpRequest) -> Context:
         active_rows.append((override, labels[override.identity], left))
 
     available = True
+
     try:
         usage.ping()
     except backend.UnavailableError:

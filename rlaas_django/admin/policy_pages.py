@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from django.http import HttpRequest
@@ -12,6 +13,7 @@ from django.utils.translation import gettext_lazy
 
 from .. import conf
 from ..core.algorithms import ALGORITHMS
+from ..core.policy import Rate
 from ..core.text import printable
 from ..operators import usage
 from ..operators.formatting import grouped
@@ -21,9 +23,7 @@ from ..stats import reader
 from ..stats.reader import total
 from ..stats.schema import SITE
 from . import charts
-from .tables import POLICIES, heads, sort_rows
-
-Context = dict[str, Any]
+from .pages import Column, Columns, Context, heads, sort_rows
 
 TOP = 5  # identities and paths with the most refusals, of the site
 TOP_OF_POLICY = 20
@@ -66,6 +66,33 @@ WEEK = Span(
     time_format="D H:i",
 )
 SPANS = {span.name: span for span in (HOUR, DAY, WEEK)}
+
+
+def _per_second(row: PolicyRow) -> float:
+    rate = row.policy.rate
+    if not isinstance(rate, Rate):
+        return 0
+    return rate.limit / rate.window
+
+
+POLICIES: Columns = {
+    "policy": Column(
+        gettext_lazy("Policy"), lambda row: (row.policy.label.lower(), row.policy.name)
+    ),
+    "rate": Column(gettext_lazy("Rate"), _per_second),
+    "requests": Column(
+        gettext_lazy("Requests"), attrgetter("counts.total"), highest_first=True
+    ),
+    "allowed": Column(
+        gettext_lazy("Allowed"), attrgetter("counts.allowed"), highest_first=True
+    ),
+    "refused": Column(
+        gettext_lazy("Refused"),
+        attrgetter("counts.refused", "counts.over"),
+        highest_first=True,
+    ),
+    "share": Column(gettext_lazy("Share"), attrgetter("share"), highest_first=True),
+}
 
 
 def overview(request: HttpRequest) -> Context:

@@ -108,6 +108,7 @@ def group_refusals(refusals: Iterable[Refusal]) -> list[Group]:
         group = groups.setdefault(key, Group(refusal))
         group.number += 1
         group.first_at = refusal.at
+
     return list(groups.values())
 
 
@@ -134,6 +135,7 @@ def _find_block(group: Group, matching: dict[str, list[Override]]) -> Override |
         applies = block.policy in ("", refusal.policy)
         if applies and block.is_active(group.at):
             return block
+
     return None
 
 
@@ -168,6 +170,7 @@ def _filtered(request: HttpRequest, policies: Collection[str]) -> list[Refusal]:
     oldest = _oldest(request.GET.get("since", ""))
 
     name = policy if policy in policies else SITE
+
     return [
         refusal
         for refusal in reader.refusals([name], limit=MAX_FILTERED)
@@ -198,6 +201,7 @@ def download(request: HttpRequest) -> HttpResponse:
         if refusal.retry_after is not None:
             # As in the header Retry-After.
             values["retry_after"] = math.ceil(refusal.retry_after)
+
         writer.writerow([_cell(values[column]) for column in CSV_COLUMNS])
 
     return response
@@ -248,6 +252,7 @@ def _explain(group: Group) -> str:
             "%(count)d of %(limit)d in %(window)s, over the limit at %(time)s on "
             "%(request)s"
         )
+
         return text % words
 
     text = _("%(count)d of %(limit)d in %(window)s, refused at %(time)s on %(request)s")
@@ -261,4 +266,5 @@ def _explain(group: Group) -> str:
         return _("%(refusal)s, allowed again in %(wait)s") % words
 
     words["wait"] = duration(refusal.retry_after)
+
     return _("%(refusal)s, allowed again after %(wait)s") % words

@@ -66,6 +66,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             ("end/", "end", require_POST(self.end)),
             ("<path:object_id>/change/", "change", self.change),
         ]
+
         return [
             path(route, self._wrap(view), name=f"rlaas_django_ratelimit_{name}")
             for route, name, view in views
@@ -95,6 +96,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                     "acted": acts,
                     "unavailable_servers": usage.unavailable_servers(),
                 }
+
                 return self._render(request, "unavailable", context, status=503)
 
         return self.admin_site.admin_view(update_wrapper(wrapped, view))
@@ -131,6 +133,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         form = ActionForm(request.POST)
         if not form.is_valid():
             return self.identity(request, form)
+
         identity = form.cleaned_data["identity"]
         if not form.cleaned_data["confirmed"]:
             return self._confirm(
@@ -143,6 +146,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
         with transaction.atomic():  # no override without its log entry
             self._report(request, form.perform(_operator(request)))
+
         return self._redirect("identity", id=identity)
 
     def end(self, request: HttpRequest) -> HttpResponse:
@@ -157,6 +161,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 "End the override %(override)s? The policy applies again from the next "
                 "request."
             )
+
             question = text % {"override": override_in_words(override)}
             return self._confirm(
                 request, override.identity, override=override, question=question
@@ -164,6 +169,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
         with transaction.atomic():
             self._report(request, actions.end_override(_operator(request), override))
+
         return self._redirect("overrides")
 
     def _confirm(
@@ -212,6 +218,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             page["shell"] = "rlaas_django/admin/base.html"
 
         request.current_app = self.admin_site.name
+
         return TemplateResponse(
             request, f"rlaas_django/admin/{name}.html", page | context, status=status
         )
@@ -224,9 +231,11 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         model = get_user_model()
         if not self.admin_site.is_registered(model):
             return ""
+
         users = self.admin_site.get_model_admin(model)
         if not users.has_view_or_change_permission(request):
             return ""
+
         return f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
 
     def _redirect(self, name: str, **query: str) -> HttpResponseRedirect:
@@ -259,6 +268,7 @@ class RateLimitsOfUser:
         may_change = user.has_perm("rlaas_django.change_ratelimit")
         if obj is not None and (may_view or may_change):
             fieldsets.append((_("Rate limits"), {"fields": ["rate_limits"]}))
+
         return fieldsets
 
     @property

@@ -66,6 +66,7 @@ class IdentityLabel(NamedTuple):
             "header": gettext("header"),
             "global": gettext("global"),
         }
+
         return names.get(self.kind, self.kind)
 
     @property
@@ -102,6 +103,7 @@ def encode_address(text: str) -> EncodedIdentity | None:
         return EncodedIdentity(encode_name("ip", text, encoding))
     if "/" not in text:
         return None
+
     try:
         return EncodedIdentity(encode_network(text, encoding))
     except ValueError:
@@ -132,6 +134,7 @@ def resolve(text: str) -> EncodedIdentity:
     user = model._default_manager.filter(**{model.USERNAME_FIELD: text}).first()
     if user is not None:
         text = str(user.pk)
+
     return EncodedIdentity(encode(text))
 
 
@@ -185,6 +188,7 @@ def _find_users(text: str, *, by_email: bool) -> Iterable[Any]:
     key = _primary_key(text)
     if key is not None:
         query |= Q(pk=key)
+
     users: Iterable[Any] = model._default_manager.filter(query)[:MAX_USERS]
 
     return users
@@ -204,4 +208,5 @@ def _primary_key(text: str) -> Any:
 
     if str(key) != text:
         return None
+
     return key

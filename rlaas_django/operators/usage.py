@@ -107,6 +107,7 @@ def policies() -> dict[str, Policy]:
     # The URLs import the views; Django's own checks report what is wrong with them.
     with suppress(Exception):
         _ = get_resolver().url_patterns
+
     return all_policies()
 
 
@@ -224,6 +225,7 @@ def _counted(
         pair = parse_counter_key(key)
         if pair is None:
             continue
+
         name, identity = pair
         if is_encoded(identity) and policy in (None, name):
             yield pair
@@ -241,6 +243,7 @@ def ping() -> float:
     started = time.perf_counter()
     for server in servers:
         backend.run_commands([("PING",)], server)
+
     return (time.perf_counter() - started) * 1000 / len(servers)
 
 
@@ -268,6 +271,7 @@ def _loaded_scripts(servers: Iterable[backend.Server]) -> list[str]:
     """Return the versions of the scripts that all servers have loaded."""
     command = ("SCRIPT", "EXISTS", *(script.sha for script in SCRIPTS))
     replies = [backend.run_commands([command], server)[0] for server in servers]
+
     return [
         script.version
         for script, *is_loaded in zip(SCRIPTS, *replies, strict=True)
@@ -284,6 +288,7 @@ def _rate_limit_memory(keys: int) -> int | None:
     counters = [key for key in sample if key.startswith(COUNTER_PREFIX)]
     statistics = _statistics_keys()
     commands = [("MEMORY", "USAGE", key) for key in (*counters, *statistics)]
+
     try:
         replies = backend.run_commands(commands)
     except backend.UnavailableError:  # also the error about an unknown command
@@ -293,6 +298,7 @@ def _rate_limit_memory(keys: int) -> int | None:
     memory = keys * sum(sizes[: len(counters)]) // max(1, len(sample))
     for size, number in zip(sizes[len(counters) :], statistics.values(), strict=True):
         memory += size * number
+
     return memory
 
 
@@ -307,6 +313,7 @@ def _statistics_keys() -> dict[str, int]:
         for statistic in (schema.MINUTES, schema.HOURS):
             last = statistic.key(name, now - statistic.period)
             keys[last] = statistic.ttl // statistic.period
+
         keys[schema.REFUSALS.key(name)] = 1
 
     return keys

@@ -36,6 +36,7 @@ def network_of(identity: str) -> Network | None:
     kind, text = decode(identity)
     if kind not in ("ip", NETWORK):
         return None
+
     try:
         return ipaddress.ip_network(text)
     except ValueError:  # such as `unknown`
@@ -340,8 +341,10 @@ class Override(models.Model):
 
         for identity in overrides.differing(expected):
             cls._publish_identity(identity)
+
         if len(expected) < COMPARED:
             return ""
+
         return [*expected][-1]
 
     @classmethod
@@ -350,8 +353,10 @@ class Override(models.Model):
         after = cls.publish_missing()
         while after:
             after = cls.publish_missing(after)
+
         overrides.mark_complete()
         active = cls.objects.active().order_by("identity")
+
         return active.values("identity").distinct().count()
 
 

@@ -47,22 +47,21 @@ class Bar(NamedTuple):
             _("%(number)s over the limit, not refused"): counts.over,
             _("%(number)s decided without Redis"): counts.degraded,
         }
+
         parts = [
-            text % {"number": _count(number)}
+            text % {"number": grouped(number)}
             for text, number in words.items()
             if number
         ]
+
         return f"{self.time}: {', '.join(parts) or _('no requests')}"
 
 
 def add_up(series: Sequence[Counts], per_bar: int) -> list[Counts]:
     """Add minutes or hours up, so many at a time, so that the last are complete."""
-    start = len(series) % per_bar
-    spans = [series[:start]] if start else []
-    while start < len(series):
-        spans.append(series[start : start + per_bar])
-        start += per_bar
-    return [total(span) for span in spans]
+    first = len(series) % per_bar or per_bar
+    ends = range(first, len(series) + 1, per_bar)
+    return [total(series[max(0, end - per_bar) : end]) for end in ends]
 
 
 def bars(series: Sequence[Counts], time_format: str) -> list[Bar]:
@@ -125,6 +124,7 @@ def _scale(peak: int) -> tuple[int, int]:
             if MAX_LINES * step >= peak:
                 lines = max(1, math.ceil(peak / step))
                 return step, lines * step
+
         power *= 10
 
 
@@ -166,6 +166,7 @@ def _paths(
             bottom -= segment
 
     drawn = [(kind, path) for kind, path in paths.items() if path]
+
     return format_html_join("", '<path class="rlaas-{}" d="{}"/>', drawn)
 
 
@@ -181,14 +182,9 @@ def _segments(counts: Counts, height: float, top: int) -> dict[str, float]:
     if excess > 0:
         tallest = max(segments, key=lambda kind: segments[kind])
         segments[tallest] -= excess
+
     return segments
 
 
 def _number(number: float) -> str:
     return f"{number:.2f}".rstrip("0").rstrip(".")
-
-
-def _count(number: int) -> str:
-    if number < 1000:
-        return str(number)  # grouping is slow, and most counts are small
-    return grouped(number)

@@ -1,16 +1,18 @@
-"""The pages about clients, overrides and history.
+"""The pages about clients, overrides and history, and sorted tables for all pages.
 
 One function per page, which returns the context of its template.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from .. import backend
 from ..core.keys import NETWORK, EncodedIdentity
@@ -19,46 +21,107 @@ from ..models import OperatorAction, Override
 from ..operators import usage
 from ..operators.formatting import duration
 from ..operators.identities import IdentityLabel, describe, search
-from ..stats import reader
-from .forms import RESET, ActionForm
-from .refusal_log import explain, find_blocks, group_refusals
-from .tables import CLIENTS, heads, sort_rows
-from .wording import action_in_words
+from .forms import RESET, ActionForm, action_in_words
+from .refusal_log import explained_refusals
 
 Context = dict[str, Any]
+Entry = tuple[OperatorAction, IdentityLabel, str]  # what was done, to whom, in words
 
 MAX_WATCHED = 200
 MAX_ENDED = 100
 MAX_ENTRIES = 200  # of the history
 MAX_HISTORY = 20  # entries on the page of an identity
-MAX_EXPLAINED = 50  # groups of refusals on the page of an identity
+
+
+class Column(NamedTuple):
+    """A column that rows can be sorted by, under its name in the query.
+
+    A minus before the name reverses the order.
+    """
+
+    label: Any
+    key: Callable[[Any], Any]  # what rows are sorted by
+    highest_first: bool = False
+
+    def is_descending(self, sort: str) -> bool:
+        """Return whether the query sorts the highest first."""
+        return self.highest_first != sort.startswith("-")
+
+
+Columns = dict[str, Column]  # by their name in the query
+
+CLIENTS: Columns = {
+    "identity": Column(gettext_lazy("Identity"), lambda row: row.identity.name.lower()),
+    "policy": Column(gettext_lazy("Policy"), attrgetter("outcome.policy.name")),
+    "count": Column(
+        gettext_lazy("Count"), attrgetter("outcome.current_count"), highest_first=True
+    ),
+    "used": Column(gettext_lazy("Used"), attrgetter("percent"), highest_first=True),
+    "remaining": Column(gettext_lazy("Remaining"), attrgetter("outcome.remaining")),
+    "reset": Column(gettext_lazy("Resets in"), attrgetter("outcome.reset_after")),
+    "refused": Column(
+        gettext_lazy("Refused today"), attrgetter("refused_today"), highest_first=True
+    ),
+}
+
+
+def heads(columns: Columns, sort: str) -> list[dict[str, Any]]:
+    """Return for each column its label, what a click sorts by, and its order."""
+    return [_head(name, column, sort) for name, column in columns.items()]
+
+
+def _head(name: str, column: Column, sort: str) -> dict[str, Any]:
+    order = ""
+    if name == sort.removeprefix("-"):
+        order = "ascending"
+        if column.is_descending(sort):
+            order = "descending"
+
+    next_sort = name
+    if name == sort:
+        next_sort = f"-{name}"
+
+    return {
+        "name": name,
+        "label": column.label,
+        "sort": next_sort,
+        "order": order,
+    }
+
+
+def sort_rows(rows: list[Any], columns: Columns, sort: str) -> None:
+    """Sort rows by a column; an unknown one leaves them as they are."""
+    column = columns.get(sort.removeprefix("-"))
+    if column is not None:
+        rows.sort(key=column.key, reverse=column.is_descending(sort))
 
 
 def clients(request: HttpRequest) -> Context:
     """Show identities with their usage: the watch list, all active, or a search."""
     query = request.GET
+    text = query.get("q", "").strip()
+    sort = query.get("sort", "")
     policies = usage.policies()
     policy = query.get("policy")
     if policy not in policies:
         policy = None
-    text = query.get("q", "").strip()
-    sort = query.get("sort", "")
 
     if text:
         context = _search(request, text, policy)
     elif query.get("tab") == "active":
         context = _active(query.get("cursor", ""), policy)
     else:
-        context = {"tab": "watch", "rows": usage.watch_list(policy)[:MAX_WATCHED]}
+        watched = usage.watch_list(policy)
+        context = {"tab": "watch", "rows": watched[:MAX_WATCHED]}
 
     sort_rows(context["rows"], CLIENTS, sort)
+
     return {
         "title": _("Clients"),
         "columns": heads(CLIENTS, sort),
         "q": text,
         "policy": policy,
         "policies": sorted(policies),
-        "query": query,
         **context,
     }
 
@@ -68,8 +131,15 @@ def _active(cursor: str, policy: str | None) -> Context:
     position = 0
     if cursor.isdecimal() and len(cursor) < 21:
         position = int(cursor)
+
     rows, following, scanned = usage.active(position, policy)
-    return {"tab": "active", "rows": rows, "cursor": following, "scanned": scanned}
+
+    return {
+        "tab": "active",
+        "rows": rows,
+        "cursor": following,
+        "scanned": scanned,
+    }
 
 
 def _search(request: HttpRequest, text: str, policy: str | None) -> Context:
@@ -77,6 +147,7 @@ def _search(request: HttpRequest, text: str, policy: str | None) -> Context:
     identities = search(text, request.user)
     table = usage.identity_rows(*identities, policy=policy)
     rows = [row for row in table if row.is_used or row.override]
+
     shown = {row.identity.encoded for row in rows}
     others = describe(set(identities) - shown).values()
     unused = [label for label in others if label.user or not rows]
@@ -86,7 +157,9 @@ def _search(request: HttpRequest, text: str, policy: str | None) -> Context:
 
 
 def identity(
-    encoded: EncodedIdentity, form: ActionForm | None = None, action: str = ""
+    encoded: EncodedIdentity,
+    form: ActionForm | None = None,
+    action: str = "",
 ) -> Context:
     """Show the usage, refusals, overrides and history of one identity.
 
@@ -94,7 +167,6 @@ def identity(
     """
     rows = usage.identity_rows(encoded)
     rows.sort(key=lambda row: (-row.percent, row.outcome.policy.name))
-
     shown = []
     unused = []
     for row in rows:
@@ -105,36 +177,27 @@ def identity(
 
     active = Override.objects.active().matching([encoded])[encoded]
     labels = describe({encoded, *(override.identity for override in active)})
-    is_network = labels[encoded].kind == NETWORK
+    label = labels[encoded]
+
+    is_network = label.kind == NETWORK
     if action not in dict(ActionForm.ACTIONS):
         action = BLOCK if is_network else RESET
     if form is None:
-        initial = {"identity": encoded, "action": action}
-        form = ActionForm(policies=usage.policies(), initial=initial)
+        form = ActionForm(initial={"identity": encoded, "action": action})
 
     policies = [row.outcome.policy.name for row in rows]
+
     return {
-        "title": labels[encoded].name,
-        "identity": labels[encoded],
+        "title": label.name,
+        "identity": label,
         "rows": shown,
         "unused": unused,
-        "refusals": _explained_refusals(encoded, policies),
+        "refusals": explained_refusals(encoded, policies),
         "active": [(override, labels[override.identity]) for override in active[::-1]],
         "history": entries(encoded, MAX_HISTORY),
         "is_network": is_network,
         "form": form,
     }
-
-
-def _explained_refusals(encoded: str, policies: Iterable[str]) -> list[Any]:
-    """Return the refusals of an identity in groups, each with its explanation."""
-    refusals = reader.refusals(policies)
-    groups = group_refusals(
-        refusal for refusal in refusals if refusal.identity == encoded
-    )
-    groups = groups[:MAX_EXPLAINED]
-    find_blocks(groups)
-    return [(group, explain(group)) for group in groups]
 
 
 def overrides(_request: HttpRequest) -> Context:
@@ -148,7 +211,13 @@ def overrides(_request: HttpRequest) -> Context:
     labels = describe({override.identity for override in (*active, *ended)})
     now = timezone.now()
 
+    active_rows = []
+    for override in active:
+        left = duration((override.until - now).total_seconds())
+        active_rows.append((override, labels[override.identity], left))
+
     available = True
+
     try:
         usage.ping()
     except backend.UnavailableError:
@@ -156,14 +225,7 @@ def overrides(_request: HttpRequest) -> Context:
 
     return {
         "title": _("Overrides"),
-        "active": [
-            (
-                override,
-                labels[override.identity],
-                duration((override.until - now).total_seconds()),
-            )
-            for override in active
-        ],
+        "active": active_rows,
         "ended": [(override, labels[override.identity]) for override in ended],
         "available": available,
     }
@@ -173,12 +235,16 @@ def add_override(request: HttpRequest) -> Context:
     """Find whom a new override is for: also those without usage, and networks."""
     text = request.GET.get("q", "").strip()
     labels = describe(search(text, request.user)).values()
-    # Text that is not the name of a user comes last.
-    found = sorted(
-        labels,
-        key=lambda label: (label.user is None and label.kind == "user", label.name),
-    )
-    return {"title": _("Add an override"), "q": text, "found": found}
+
+    def order(label: IdentityLabel) -> tuple[bool, str]:
+        is_unknown_user = label.user is None and label.kind == "user"
+        return is_unknown_user, label.name
+
+    return {
+        "title": _("Add an override"),
+        "q": text,
+        "found": sorted(labels, key=order),
+    }
 
 
 def history(_request: HttpRequest) -> Context:
@@ -186,25 +252,18 @@ def history(_request: HttpRequest) -> Context:
     return {"title": _("History"), "entries": entries()}
 
 
-class Entry(NamedTuple):
-    """An entry of the history."""
-
-    action: OperatorAction  # who, when, by way of what, and why
-    identity: IdentityLabel
-    words: str  # what was done
-
-
 def entries(identity: str = "", limit: int = MAX_ENTRIES) -> list[Entry]:
     """Return what operators did, to one identity or to any, the latest first."""
     actions = OperatorAction.objects.all()
     if identity:
         actions = actions.filter(identity=identity)
+
     latest = list(actions[:limit])
     labels = describe({action.identity for action in latest})
 
     history_entries = []
     for action in latest:
         label = labels[action.identity]
-        history_entries.append(Entry(action, label, action_in_words(action, label)))
+        history_entries.append((action, label, action_in_words(action, label)))
 
     return history_entries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from django.http import HttpRequest
@@ -12,6 +13,7 @@ from django.utils.translation import gettext_lazy
 
 from .. import conf
 from ..core.algorithms import ALGORITHMS
+from ..core.policy import Rate
 from ..core.text import printable
 from ..operators import usage
 from ..operators.formatting import grouped
@@ -21,9 +23,7 @@ from ..stats import reader
 from ..stats.reader import total
 from ..stats.schema import SITE
 from . import charts
-from .tables import POLICIES, heads, sort_rows
-
-Context = dict[str, Any]
+from .pages import Column, Columns, Context, heads, sort_rows
 
 TOP = 5  # identities and paths with the most refusals, of the site
 TOP_OF_POLICY = 20
@@ -41,32 +41,78 @@ class Span(NamedTuple):
     time_format: str
 
 
-HOUR = Span("hour", gettext_lazy("Last hour"), gettext_lazy("per minute"), 1, 2, "H:i")
-DAY = Span(
-    "day", gettext_lazy("Last day"), gettext_lazy("per 15 minutes"), 15, 1, "H:i"
+HOUR = Span(
+    "hour",
+    gettext_lazy("Last hour"),
+    gettext_lazy("per minute"),
+    per_bar=1,
+    per_sparkline_bar=2,
+    time_format="H:i",
 )
-WEEK = Span("week", gettext_lazy("Last week"), gettext_lazy("per hour"), 1, 6, "D H:i")
+DAY = Span(
+    "day",
+    gettext_lazy("Last day"),
+    gettext_lazy("per 15 minutes"),
+    per_bar=15,
+    per_sparkline_bar=1,
+    time_format="H:i",
+)
+WEEK = Span(
+    "week",
+    gettext_lazy("Last week"),
+    gettext_lazy("per hour"),
+    per_bar=1,
+    per_sparkline_bar=6,
+    time_format="D H:i",
+)
 SPANS = {span.name: span for span in (HOUR, DAY, WEEK)}
+
+
+def _per_second(row: PolicyRow) -> float:
+    rate = row.policy.rate
+    if not isinstance(rate, Rate):
+        return 0
+    return rate.limit / rate.window
+
+
+POLICIES: Columns = {
+    "policy": Column(
+        gettext_lazy("Policy"), lambda row: (row.policy.label.lower(), row.policy.name)
+    ),
+    "rate": Column(gettext_lazy("Rate"), _per_second),
+    "requests": Column(
+        gettext_lazy("Requests"), attrgetter("counts.total"), highest_first=True
+    ),
+    "allowed": Column(
+        gettext_lazy("Allowed"), attrgetter("counts.allowed"), highest_first=True
+    ),
+    "refused": Column(
+        gettext_lazy("Refused"),
+        attrgetter("counts.refused", "counts.over"),
+        highest_first=True,
+    ),
+    "share": Column(gettext_lazy("Share"), attrgetter("share"), highest_first=True),
+}
 
 
 def overview(request: HttpRequest) -> Context:
     """Show the whole site, its policies, and the state of Redis."""
-    query = request.GET
     span = _span(request)
-    text = query.get("q", "").strip()
-    sort = query.get("sort", "")
+    text = request.GET.get("q", "").strip()
+    sort = request.GET.get("sort", "")
     if sort.removeprefix("-") not in POLICIES:
         sort = "policy"
 
     table = usage.policy_table(span.name)
     rows = [row for row in table if _has_in_name(row, text)]
     sort_rows(rows, POLICIES, sort)
+
     site = usage.series("hour")
+    last_minutes = site[-DEGRADED_MINUTES:]
     identities, paths = reader.most_refused(TOP)
 
     return {
         "title": _("Rate limits"),
-        "query": query,
         "q": text,
         **_chart(span, _("the whole site"), SITE),
         "minute": site[-1],
@@ -78,12 +124,13 @@ def overview(request: HttpRequest) -> Context:
         "paths": [(printable(path), number) for path, number in paths.items()],
         "server": usage.server_state(),
         "unavailable_servers": usage.unavailable_servers(),
-        "degraded": total(site[-DEGRADED_MINUTES:]).degraded,
+        "degraded": total(last_minutes).degraded,
     }
 
 
 def _has_in_name(row: PolicyRow, text: str) -> bool:
-    return text.lower() in f"{row.policy.label} {row.policy.name}".lower()
+    names = f"{row.policy.label} {row.policy.name}"
+    return text.lower() in names.lower()
 
 
 def policy(request: HttpRequest) -> Context | None:
@@ -96,16 +143,17 @@ def policy(request: HttpRequest) -> Context | None:
     hour = usage.series("hour", name)
     week = usage.series("week", name)
     identities = reader.refused_identities([name], TOP_OF_POLICY)[name]
+
+    algorithm = ALGORITHMS[shown.algo or conf.config().algo]
     key = shown.key
     if not isinstance(key, str):
         key = getattr(key, "__name__", repr(key))
 
     return {
         "title": shown.label,
-        "query": request.GET,
         **_chart(_span(request), shown.label, name),
         "row": PolicyRow(shown, week),
-        "algorithm": _(ALGORITHMS[shown.algo or conf.config().algo].label),
+        "algorithm": _(algorithm.label),
         "key": key,
         "counts": [
             (_("this minute"), hour[-1]),
@@ -122,10 +170,13 @@ def shadow(_request: HttpRequest) -> Context:
     table = [row for row in usage.policy_table("day") if row.policy.shadow]
     if not table:
         usage.ping()  # nothing else would find that Redis is unavailable
+
     identities = reader.refused_identities(row.policy.name for row in table)
-    rows = [
-        (row, _sparkline(row, DAY), len(identities[row.policy.name])) for row in table
-    ]
+    rows = []
+    for row in table:
+        number = len(identities[row.policy.name])
+        rows.append((row, _sparkline(row, DAY), number))
+
     return {"title": _("Shadow policies"), "rows": rows}
 
 
@@ -140,7 +191,8 @@ def _span(request: HttpRequest) -> Span:
 
 
 def _sparkline(row: PolicyRow, span: Span) -> SafeString:
-    return charts.sparkline(charts.add_up(row.series, span.per_sparkline_bar))
+    series = charts.add_up(row.series, span.per_sparkline_bar)
+    return charts.sparkline(series)
 
 
 def _chart(span: Span, subject: str, name: str) -> Context:
@@ -148,7 +200,9 @@ def _chart(span: Span, subject: str, name: str) -> Context:
     series = charts.add_up(usage.series(span.name, name), span.per_bar)
     bars = charts.bars(series, span.time_format)
     counts = total(series)
-    label = _("%(span)s, %(subject)s: %(total)s requests, %(refused)s refused") % {
+
+    text = _("%(span)s, %(subject)s: %(total)s requests, %(refused)s refused")
+    label = text % {
         "span": span.label,
         "subject": subject,
         "total": grouped(counts.total),

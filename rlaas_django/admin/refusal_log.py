@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -24,6 +24,7 @@ from ..stats.schema import REFUSALS, SITE, Refusal
 
 MAX_GROUPS = 200  # on the page
 MAX_FILTERED = 5_000
+MAX_EXPLAINED = 50  # groups on the page of an identity
 CSV_COLUMNS = (
     "time",
     "policy",
@@ -81,6 +82,11 @@ class Group:
         return printable(self.latest.source)
 
     @property
+    def address(self) -> str:
+        """The encoded identity of the client's address; empty if it has none."""
+        return encode_address(self.latest.address) or ""
+
+    @property
     def agent(self) -> Any:
         """The class of the user agent, translated."""
         return AGENTS.get(self.latest.agent, self.latest.agent)
@@ -102,16 +108,15 @@ def group_refusals(refusals: Iterable[Refusal]) -> list[Group]:
         group = groups.setdefault(key, Group(refusal))
         group.number += 1
         group.first_at = refusal.at
+
     return list(groups.values())
 
 
 def find_blocks(groups: Iterable[Group]) -> None:
     """Find the override that blocked the latest refusal of each group, if any."""
-    identities = {group.latest.identity for group in groups}
+    identities: set[str] = set()
     for group in groups:
-        address = encode_address(group.latest.address)
-        if address is not None:
-            identities.add(address)
+        identities |= {group.latest.identity, group.address}
 
     oldest = timezone.now() - timedelta(seconds=REFUSALS.ttl)
     blocks = Override.objects.filter(kind=Override.Kind.BLOCK, until__gt=oldest)
@@ -124,25 +129,24 @@ def _find_block(group: Group, matching: dict[str, list[Override]]) -> Override |
     """Return the narrowest block: of the identity, or of all clients of the address."""
     refusal = group.latest
     blocks = list(matching[refusal.identity])
-    of_address = matching.get(encode_address(refusal.address) or "", [])
-    blocks += [block for block in of_address if block.every_client]
+    blocks += [block for block in matching[group.address] if block.every_client]
 
     for block in reversed(blocks):
-        if block.policy in ("", refusal.policy) and block.is_active(group.at):
+        applies = block.policy in ("", refusal.policy)
+        if applies and block.is_active(group.at):
             return block
+
     return None
 
 
 def page(request: HttpRequest) -> dict[str, Any]:
     """Show the refusal log, filtered and grouped."""
-    query = request.GET
     policies = usage.policies()
     refusals = _filtered(request, policies)
     groups = group_refusals(refusals)
     shown = groups[:MAX_GROUPS]
     find_blocks(shown)
     labels = describe({group.latest.identity for group in shown})
-    names = ("policy", "identity", "path", "since")
 
     return {
         "title": _("Refusals"),
@@ -151,13 +155,6 @@ def page(request: HttpRequest) -> dict[str, Any]:
         "found": len(refusals),
         "unlogged": reader.total(reader.hours([SITE], days=1)[SITE]).unlogged,
         "policies": sorted(policies),
-        "filters": {name: query.get(name, "") for name in names},
-        "spans": [
-            ("5", _("the last 5 minutes")),
-            ("60", _("the last hour")),
-            ("1440", _("the last day")),
-        ],
-        "query": query,
     }
 
 
@@ -173,6 +170,7 @@ def _filtered(request: HttpRequest, policies: Collection[str]) -> list[Refusal]:
     oldest = _oldest(request.GET.get("since", ""))
 
     name = policy if policy in policies else SITE
+
     return [
         refusal
         for refusal in reader.refusals([name], limit=MAX_FILTERED)
@@ -190,33 +188,50 @@ def _oldest(since: str) -> float:
     return timezone.now().timestamp() - 60 * int(since)
 
 
-def write_csv(file: Any, request: HttpRequest) -> None:
-    """Write the refusal log as CSV, filtered like the page, one line per refusal."""
-    writer = csv.writer(file)
+def download(request: HttpRequest) -> HttpResponse:
+    """Return the refusal log as CSV, filtered like the page, one line per refusal."""
+    headers = {"Content-Disposition": 'attachment; filename="refusals.csv"'}
+    response = HttpResponse(content_type="text/csv; charset=utf-8", headers=headers)
+    writer = csv.writer(response)
     writer.writerow(CSV_COLUMNS)
+
     for refusal in _filtered(request, usage.policies()):
         values = asdict(refusal)
         values["time"] = local_time(refusal.at).isoformat(timespec="seconds")
         if refusal.retry_after is not None:
             # As in the header Retry-After.
             values["retry_after"] = math.ceil(refusal.retry_after)
+
         writer.writerow([_cell(values[column]) for column in CSV_COLUMNS])
 
+    return response
 
-def _cell(value: object) -> str:
-    """Return the text of a cell, quoted if a spreadsheet would run it as a formula.
+
+def _cell(value: object) -> object:
+    """Return the value of a cell, quoted if a spreadsheet would run it as a formula.
 
     A client chooses the path.
     """
-    if value is None:
-        return ""
-    text = str(value)
-    if text.startswith(FORMULA_STARTS):
-        return f"'{text}"
-    return text
+    if isinstance(value, str) and value.startswith(FORMULA_STARTS):
+        return f"'{value}"
+    return value
 
 
-def explain(group: Group) -> str:
+def explained_refusals(
+    identity: str, policies: Iterable[str]
+) -> list[tuple[Group, str]]:
+    """Return the refusals of an identity in groups, each with its explanation."""
+    refusals = reader.refusals(policies)
+    groups = group_refusals(
+        refusal for refusal in refusals if refusal.identity == identity
+    )
+    shown = groups[:MAX_EXPLAINED]
+    find_blocks(shown)
+
+    return [(group, _explain(group)) for group in shown]
+
+
+def _explain(group: Group) -> str:
     """Return why requests were refused: by usage, or by an override.
 
     >>> "5 of 5 in 1 min, refused at 10:31:09 CET on POST /, allowed again in 38 s"
@@ -237,6 +252,7 @@ def explain(group: Group) -> str:
             "%(count)d of %(limit)d in %(window)s, over the limit at %(time)s on "
             "%(request)s"
         )
+
         return text % words
 
     text = _("%(count)d of %(limit)d in %(window)s, refused at %(time)s on %(request)s")
@@ -250,4 +266,5 @@ def explain(group: Group) -> str:
         return _("%(refusal)s, allowed again in %(wait)s") % words
 
     words["wait"] = duration(refusal.retry_after)
+
     return _("%(refusal)s, allowed again after %(wait)s") % words

@@ -27,8 +27,8 @@ from ..core.keys import EncodedIdentity, encode
 from ..models import OperatorAction, Override, RateLimit
 from ..operators import actions, usage
 from ..operators.identities import describe_one, is_encoded, sees_users
-from . import pages, policy_pages, refusal_log, wording
-from .forms import ActionForm
+from . import pages, policy_pages, refusal_log
+from .forms import ActionForm, action_in_words, consequences, override_in_words
 
 View = Callable[..., HttpResponseBase]
 
@@ -53,7 +53,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             ("clients/", "clients", page("clients", pages.clients)),
             ("identity/", "identity", self.identity),
             ("refusals/", "refusals", page("refusals", refusal_log.page)),
-            ("refusals.csv", "refusals_csv", self.refusals_csv),
+            ("refusals.csv", "refusals_csv", refusal_log.download),
             ("shadow/", "shadow", page("shadow", policy_pages.shadow)),
             ("overrides/", "overrides", page("overrides", pages.overrides)),
             (
@@ -66,6 +66,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             ("end/", "end", require_POST(self.end)),
             ("<path:object_id>/change/", "change", self.change),
         ]
+
         return [
             path(route, self._wrap(view), name=f"rlaas_django_ratelimit_{name}")
             for route, name, view in views
@@ -80,10 +81,10 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
         def wrapped(request: HttpRequest, **kwargs: str) -> HttpResponseBase:
             acts = request.method == "POST"
-            permitted = self.has_view_or_change_permission(request)
+            is_permitted = self.has_view_or_change_permission
             if acts:
-                permitted = self.has_change_permission(request)
-            if not permitted:
+                is_permitted = self.has_change_permission
+            if not is_permitted(request):
                 raise PermissionDenied
 
             try:
@@ -95,6 +96,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                     "acted": acts,
                     "unavailable_servers": usage.unavailable_servers(),
                 }
+
                 return self._render(request, "unavailable", context, status=503)
 
         return self.admin_site.admin_view(update_wrapper(wrapped, view))
@@ -122,34 +124,29 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
         return self._render(request, "identity", context)
 
-    def refusals_csv(self, request: HttpRequest) -> HttpResponse:
-        """Download the refusal log, filtered like the page."""
-        headers = {"Content-Disposition": 'attachment; filename="refusals.csv"'}
-        response = HttpResponse(content_type="text/csv; charset=utf-8", headers=headers)
-        refusal_log.write_csv(response, request)
-        return response
-
     def change(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Redirect from the admin log, which links to the change page of an object."""
         return self._redirect("identity", id=unquote(object_id))
 
     def act(self, request: HttpRequest) -> HttpResponse:
         """Perform an action on an identity, after confirmation."""
-        form = ActionForm(request.POST, policies=usage.policies())
+        form = ActionForm(request.POST)
         if not form.is_valid():
             return self.identity(request, form)
+
         identity = form.cleaned_data["identity"]
         if not form.cleaned_data["confirmed"]:
             return self._confirm(
                 request,
                 identity,
                 form=form,
-                question=wording.confirmation(form),
-                consequences=wording.consequences(form.override),
+                question=form.question(),
+                consequences=consequences(form.override),
             )
 
         with transaction.atomic():  # no override without its log entry
             self._report(request, form.perform(_operator(request)))
+
         return self._redirect("identity", id=identity)
 
     def end(self, request: HttpRequest) -> HttpResponse:
@@ -164,13 +161,15 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 "End the override %(override)s? The policy applies again from the next "
                 "request."
             )
-            question = text % {"override": wording.override_in_words(override)}
+
+            question = text % {"override": override_in_words(override)}
             return self._confirm(
                 request, override.identity, override=override, question=question
             )
 
         with transaction.atomic():
             self._report(request, actions.end_override(_operator(request), override))
+
         return self._redirect("overrides")
 
     def _confirm(
@@ -183,7 +182,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def _report(self, request: HttpRequest, action: OperatorAction) -> None:
         """Tell the operator what was done, and write it to the admin log."""
-        words = wording.action_in_words(action, describe_one(action.identity))
+        words = action_in_words(action, describe_one(action.identity))
         message = f"{words}."
         if action.reason:
             message = f"{words}: {action.reason}"
@@ -204,6 +203,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         page = {
             "opts": self.opts,
             "page": name,
+            "query": request.GET,
             "shell": "rlaas_django/admin/live.html",
             "can_change": self.has_change_permission(request),
             "sees_users": sees_users(request.user),
@@ -218,6 +218,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             page["shell"] = "rlaas_django/admin/base.html"
 
         request.current_app = self.admin_site.name
+
         return TemplateResponse(
             request, f"rlaas_django/admin/{name}.html", page | context, status=status
         )
@@ -230,9 +231,11 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         model = get_user_model()
         if not self.admin_site.is_registered(model):
             return ""
+
         users = self.admin_site.get_model_admin(model)
         if not users.has_view_or_change_permission(request):
             return ""
+
         return f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
 
     def _redirect(self, name: str, **query: str) -> HttpResponseRedirect:
@@ -265,6 +268,7 @@ class RateLimitsOfUser:
         may_change = user.has_perm("rlaas_django.change_ratelimit")
         if obj is not None and (may_view or may_change):
             fieldsets.append((_("Rate limits"), {"fields": ["rate_limits"]}))
+
         return fieldsets
 
     @property

@@ -39,6 +39,7 @@ def check_rights(**_: Any) -> list[checks.CheckMessage]:
             attempt()
         except backend.UnavailableError as error:
             failures.setdefault(str(error), []).append(name)
+
     if not failures:
         return []
 
@@ -52,6 +53,7 @@ def check_rights(**_: Any) -> list[checks.CheckMessage]:
         f"A Redis user for the limiter needs these rights: {RIGHTS}. More in "
         "docs/security.md.",
     )
+
     return as_messages([problem])
 
 
@@ -60,8 +62,9 @@ def check_eviction(**_: Any) -> list[checks.CheckMessage]:
     """Warn of servers that drop keys when their memory is full."""
     if not _can_connect():
         return []
+
     try:
-        return as_messages(list(_eviction_problems()))
+        return as_messages(_eviction_problems())
     except backend.UnavailableError:  # `check_rights` reports it
         return []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import django
@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from .. import backend, conf
 from ..conf import Problem
-from ..core.algorithms import ALGORITHMS, Algorithm
+from ..core.algorithms import ALGORITHMS
 from ..core.keys import key_kind
 from ..core.policy import DEFAULT, Policy, Rate
 from ..http.identity import BY_USER
@@ -51,6 +51,7 @@ def check_proxies(**_: Any) -> list[checks.CheckMessage]:
         'List the proxies, such as ["10.0.0.0/8"] or ["unix"]; [] says that clients '
         "connect directly.",
     )
+
     return as_messages([problem])
 
 
@@ -87,19 +88,21 @@ def check_shared_cache(**_: Any) -> list[checks.CheckMessage]:
         '"redis://.../1" or, better, another server, and name it in '
         "RATE_LIMITER['CACHE'].",
     )
+
     return as_messages([problem])
 
 
-def as_messages(problems: list[Problem]) -> list[checks.CheckMessage]:
+def as_messages(problems: Iterable[Problem]) -> list[checks.CheckMessage]:
     """Return problems as Django reports them."""
-    return [_as_message(problem) for problem in problems]
-
-
-def _as_message(problem: Problem) -> checks.CheckMessage:
-    check_id = f"rlaas_django.{problem.id}"
-    if problem.id.startswith("E"):
-        return checks.Error(problem.message, hint=problem.hint, id=check_id)
-    return checks.Warning(problem.message, hint=problem.hint, id=check_id)
+    classes = {"E": checks.Error, "W": checks.Warning}
+    return [
+        classes[problem.id[0]](
+            problem.message,
+            hint=problem.hint,
+            id=f"rlaas_django.{problem.id}",
+        )
+        for problem in problems
+    ]
 
 
 def middleware_position() -> int | None:
@@ -107,14 +110,17 @@ def middleware_position() -> int | None:
     for position, path in enumerate(conf.middleware()):
         if _is_ours(path):
             return position
+
     return None
 
 
 def policy_problems(policy: Policy, config: conf.Config) -> Iterator[Problem]:
     """Report what is wrong with a policy, wherever it is defined."""
     algorithm = ALGORITHMS[policy.algo or config.algo]
-    if isinstance(policy.rate, Rate) and _keeps_large_log(policy.rate, algorithm):
+    limit = 0
+    if isinstance(policy.rate, Rate):
         limit = policy.rate.limit
+    if algorithm.alternative and limit >= LARGE_LOG:
         yield Problem(
             "W002",
             f"Policy {policy.name!r} keeps up to {limit} entries per identity in a "
@@ -146,15 +152,13 @@ def _function_problems(where: str, function: Any) -> Iterator[Problem]:
         yield Problem("E011", f"{where} {function!r} is not a callable.")
 
 
-def _keeps_large_log(rate: Rate, algorithm: Algorithm) -> bool:
-    return bool(algorithm.alternative) and rate.limit >= LARGE_LOG
-
-
 def _is_ours(path: str) -> bool:
     if path == MIDDLEWARE:
         return True
+
     with contextlib.suppress(Exception):  # Django reports what is wrong with it
         return issubclass(site_function(path), RateLimitMiddleware)
+
     return False
 
 
@@ -169,6 +173,7 @@ def _location(alias: str) -> tuple[Any, ...] | None:
     server = options.get("server") or options.get("path") or options.get("host")
     port = options.get("port") or 6379
     database = options.get("db") or 0
+
     return server or entry.get("LOCATION"), port, database
 
 
@@ -191,6 +196,7 @@ def _cache_problems(config: conf.Config) -> Iterator[Problem]:
             "RATE_LIMITER['CACHE'] should name a cache on Redis; "
             f"{alias!r} is not: {error}",
         )
+
         return
 
     if options.get("socket_timeout") is None and "server" not in options:
@@ -289,6 +295,7 @@ def _unreachable_rules(config: conf.Config) -> Iterator[Problem]:
                     "The first match applies: put the narrower rule before the wider "
                     "one.",
                 )
+
                 break
 
 

@@ -109,10 +109,13 @@ def _definition_problems(
         for policy in sorted(view.policies, key=str):
             if isinstance(policy, str):
                 if policy not in config.policies:
-                    yield _unknown_policy(view, policy, config)
-                continue
-
-            if policy.name not in definitions:
+                    yield Problem(
+                        "E013",
+                        f"{view.name} is limited by policy {policy!r}, which "
+                        "RATE_LIMITER['POLICIES'] does not have"
+                        f"{nearest(policy, config.policies)}",
+                    )
+            elif policy.name not in definitions:
                 definitions[policy.name] = policy
                 yield from policy_problems(policy, config)
             elif definitions[policy.name] != policy:
@@ -122,14 +125,6 @@ def _definition_problems(
                     "otherwise elsewhere; a policy's name is its counter.",
                     "Give one of them another name, or another group.",
                 )
-
-
-def _unknown_policy(view: LimitedView, policy: str, config: conf.Config) -> Problem:
-    return Problem(
-        "E013",
-        f"{view.name} is limited by policy {policy!r}, which "
-        f"RATE_LIMITER['POLICIES'] does not have{nearest(policy, config.policies)}",
-    )
 
 
 def _shared_names(views: list[LimitedView]) -> Iterator[Problem]:
@@ -154,6 +149,7 @@ def _limit_problems(views: list[LimitedView], config: conf.Config) -> Iterator[P
     for view in views:
         for policy in _known_policies(view, config):
             yield from _policy_of_view_problems(view, policy, config)
+
         yield from option_problems(view.name, view.options)
 
 
@@ -270,6 +266,7 @@ def _rules_counted_by_address(
             for name in rule.policies:
                 if name in reported or config.policies[name].key not in BY_USER:
                     continue
+
                 reported.add(name)
                 yield Problem(
                     "W013",
@@ -292,6 +289,7 @@ def _authenticators(view: Any) -> list[str]:
 
     path_view = inspect.getclosurevars(view).nonlocals.get("self")
     operations = getattr(path_view, "operations", ())
+
     return _without_session(
         type(callback)
         for operation in operations
@@ -305,6 +303,7 @@ def _without_session(authenticators: Iterable[type]) -> list[str]:
         bases = {base.__name__ for base in authenticator.__mro__}
         if bases.isdisjoint(SESSION_AUTHENTICATION):
             names.add(authenticator.__name__)
+
     return sorted(names)
 
 
@@ -321,6 +320,7 @@ def _charged_in_two_ways(
                 problems.update(
                     dict.fromkeys(_compare_charges(rule, limited_view, config))
                 )
+
     return problems
 
 
@@ -340,6 +340,7 @@ def _compare_charges(
     where = "The middleware"
     if rule in config.rules:
         where = f"RATE_LIMITER['MIDDLEWARE'][{config.rules.index(rule)}]"
+
     names = set(map(str, view.policies))
     for policy in rule.policies:
         if policy in names:
@@ -356,4 +357,5 @@ def _charge(cost: Any, charge_when: Any) -> dict[str, Any]:
     charge = {"cost": 1 if cost is None else cost, "charge_when": charge_when}
     with contextlib.suppress(ImportError):  # reported by `option_problems`
         charge = {option: site_function(value) for option, value in charge.items()}
+
     return charge

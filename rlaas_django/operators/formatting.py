@@ -27,7 +27,9 @@ def duration(seconds: float) -> str:
         "minute": pgettext("unit of time", "min"),
         "second": pgettext("unit of time", "s"),
     }
+
     parts = _two_units(seconds, smallest=1) or {"second": 0}
+
     return " ".join(f"{number}\u00a0{symbols[unit]}" for unit, number in parts.items())
 
 
@@ -75,8 +77,10 @@ def time_with_zone(at: datetime) -> str:
     zone = timezone.get_current_timezone()
     if timezone.is_naive(at):  # of a site without USE_TZ
         at = timezone.make_aware(at, zone)
+
     at = at.astimezone(zone)
 
     if at.date() == datetime.now(zone).date():
         return date_format(at, "H:i:s T")
+
     return f"{date_format(at, 'SHORT_DATE_FORMAT')} {date_format(at, 'H:i T')}"

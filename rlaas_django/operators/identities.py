@@ -66,6 +66,7 @@ class IdentityLabel(NamedTuple):
             "header": gettext("header"),
             "global": gettext("global"),
         }
+
         return names.get(self.kind, self.kind)
 
     @property
@@ -79,14 +80,10 @@ def describe(identities: Iterable[str]) -> dict[str, IdentityLabel]:
     decoded = {identity: decode(identity) for identity in identities}
     users = _users_by_key(text for kind, text in decoded.values() if kind == "user")
 
-    labels = {}
-    for identity, (kind, text) in decoded.items():
-        label = IdentityLabel(EncodedIdentity(identity), kind, text)
-        if kind == "user":
-            label = label._replace(user=users.get(text))
-        labels[identity] = label
-
-    return labels
+    return {
+        identity: IdentityLabel(EncodedIdentity(identity), *pair, users.get(pair))
+        for identity, pair in decoded.items()
+    }
 
 
 def describe_one(identity: str) -> IdentityLabel:
@@ -106,6 +103,7 @@ def encode_address(text: str) -> EncodedIdentity | None:
         return EncodedIdentity(encode_name("ip", text, encoding))
     if "/" not in text:
         return None
+
     try:
         return EncodedIdentity(encode_network(text, encoding))
     except ValueError:
@@ -136,6 +134,7 @@ def resolve(text: str) -> EncodedIdentity:
     user = model._default_manager.filter(**{model.USERNAME_FIELD: text}).first()
     if user is not None:
         text = str(user.pk)
+
     return EncodedIdentity(encode(text))
 
 
@@ -168,13 +167,13 @@ def sees_users(operator: Any) -> bool:
     return any(operator.has_perm(f"{options.app_label}.{name}") for name in codenames)
 
 
-def _users_by_key(texts: Iterable[str]) -> dict[str, Any]:
-    """Return the users whose primary keys are written like this."""
+def _users_by_key(texts: Iterable[str]) -> dict[tuple[str, str], Any]:
+    """Return the users whose primary keys are written like this, as decoded."""
     keys = [_primary_key(text) for text in texts]
     users = get_user_model()._default_manager.in_bulk(
         [key for key in keys if key is not None]
     )
-    return {str(key): user for key, user in users.items()}
+    return {("user", str(key)): user for key, user in users.items()}
 
 
 def _find_users(text: str, *, by_email: bool) -> Iterable[Any]:
@@ -189,6 +188,7 @@ def _find_users(text: str, *, by_email: bool) -> Iterable[Any]:
     key = _primary_key(text)
     if key is not None:
         query |= Q(pk=key)
+
     users: Iterable[Any] = model._default_manager.filter(query)[:MAX_USERS]
 
     return users
@@ -208,4 +208,5 @@ def _primary_key(text: str) -> Any:
 
     if str(key) != text:
         return None
+
     return key

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -28,12 +29,24 @@ from ..stats.policies import all_policies, with_decided_rates
 from ..stats.reader import Counts, total
 from .identities import IdentityLabel, describe, is_encoded
 
+# Reads a series for each of some policies.
+Reader = Callable[[Iterable[str]], dict[str, list[Counts]]]
+
 PAGE_SIZE = 50
 # Bounds of the cost of a page, however many keys there are.
 SCANS_PER_PAGE = 20
 SCAN_COUNT = 1_000
 MAX_WATCHED = 500
 SAMPLE_SIZE = 100  # keys whose memory is measured
+
+# What reads a series, by its span: in minutes, or of a week in hours.
+READERS: dict[str, Reader] = {
+    "hour": partial(reader.minutes, hours=1),
+    "day": reader.minutes,
+    "week": reader.hours,
+}
+# Of every policy, at most eight keys each.
+TABLE_READERS: dict[str, Reader] = {**READERS, "day": partial(reader.hours, days=1)}
 
 
 class Row(NamedTuple):
@@ -94,34 +107,20 @@ def policies() -> dict[str, Policy]:
     # The URLs import the views; Django's own checks report what is wrong with them.
     with suppress(Exception):
         _ = get_resolver().url_patterns
+
     return all_policies()
 
 
 def policy_table(span: str) -> list[PolicyRow]:
-    """Return what was decided under each policy in the last hour, day or week.
-
-    By minute, or of a day or a week by hour: at most eight keys per policy.
-    """
+    """Return what was decided under each policy in the last hour, day or week."""
     known = policies()
-    if span == "hour":
-        series = reader.minutes(known, hours=1)
-    elif span == "day":
-        series = reader.hours(known, days=1)
-    else:
-        series = reader.hours(known)
+    series = TABLE_READERS[span](known)
     return [PolicyRow(known[name], series[name]) for name in sorted(known)]
 
 
 def series(span: str, name: str = schema.SITE) -> list[Counts]:
-    """Return what was decided on the site, or under a policy, in a span of time.
-
-    The last hour or day by minute, or the last week by hour.
-    """
-    if span == "hour":
-        return reader.minutes([name], hours=1)[name]
-    if span == "day":
-        return reader.minutes([name])[name]
-    return reader.hours([name])[name]
+    """Return what was decided on the site, or under a policy, in a span of time."""
+    return READERS[span]([name])[name]
 
 
 def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
@@ -133,7 +132,10 @@ def rows(pairs: Iterable[tuple[str, str]]) -> list[Row]:
     return _rows((known[name], identity) for name, identity in pairs if name in known)
 
 
-def identity_rows(*identities: EncodedIdentity, policy: str | None = None) -> list[Row]:
+def identity_rows(
+    *identities: EncodedIdentity,
+    policy: str | None = None,
+) -> list[Row]:
     """Return the usage of identities under every policy that limits their kind.
 
     With `policy`, under the policy of this name only.
@@ -223,6 +225,7 @@ def _counted(
         pair = parse_counter_key(key)
         if pair is None:
             continue
+
         name, identity = pair
         if is_encoded(identity) and policy in (None, name):
             yield pair
@@ -240,6 +243,7 @@ def ping() -> float:
     started = time.perf_counter()
     for server in servers:
         backend.run_commands([("PING",)], server)
+
     return (time.perf_counter() - started) * 1000 / len(servers)
 
 
@@ -267,6 +271,7 @@ def _loaded_scripts(servers: Iterable[backend.Server]) -> list[str]:
     """Return the versions of the scripts that all servers have loaded."""
     command = ("SCRIPT", "EXISTS", *(script.sha for script in SCRIPTS))
     replies = [backend.run_commands([command], server)[0] for server in servers]
+
     return [
         script.version
         for script, *is_loaded in zip(SCRIPTS, *replies, strict=True)
@@ -283,6 +288,7 @@ def _rate_limit_memory(keys: int) -> int | None:
     counters = [key for key in sample if key.startswith(COUNTER_PREFIX)]
     statistics = _statistics_keys()
     commands = [("MEMORY", "USAGE", key) for key in (*counters, *statistics)]
+
     try:
         replies = backend.run_commands(commands)
     except backend.UnavailableError:  # also the error about an unknown command
@@ -292,6 +298,7 @@ def _rate_limit_memory(keys: int) -> int | None:
     memory = keys * sum(sizes[: len(counters)]) // max(1, len(sample))
     for size, number in zip(sizes[len(counters) :], statistics.values(), strict=True):
         memory += size * number
+
     return memory
 
 
@@ -306,6 +313,7 @@ def _statistics_keys() -> dict[str, int]:
         for statistic in (schema.MINUTES, schema.HOURS):
             last = statistic.key(name, now - statistic.period)
             keys[last] = statistic.ttl // statistic.period
+
         keys[schema.REFUSALS.key(name)] = 1
 
     return keys

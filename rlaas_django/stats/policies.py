@@ -59,6 +59,7 @@ class Definitions:
             return
         if not self._policies:
             self._fixed = names_with_fixed_rate()
+
         self._policies[policy.name] = policy
         if policy.name not in self._fixed and len(self._rates) < MAX_LIMITS:
             self._rates[policy.name, identity] = policy.fixed_rate
@@ -105,6 +106,7 @@ class Definitions:
             return False
         if len(self._written) >= MAX_KEPT:
             self._written.clear()
+
         self._written[key] = (value, now + seconds)
 
         return True
@@ -121,6 +123,7 @@ def of_this_process() -> dict[str, Policy]:
         for policy in view.policies:
             if isinstance(policy, Policy):
                 policies.setdefault(policy.name, policy)
+
     return policies
 
 
@@ -182,6 +185,7 @@ def _definition(policy: Policy) -> str:
     fields["key"] = policy.key
     if not isinstance(policy.key, str):
         fields["key"] = _dotted_path(policy.key)
+
     return json.dumps(fields)
 
 
@@ -191,4 +195,5 @@ def _dotted_path(function: object) -> str:
     path = f"{module}.{getattr(function, '__qualname__', '')}"
     if not is_key(path):
         return "site.function"
+
     return path

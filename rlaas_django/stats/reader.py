@@ -88,6 +88,7 @@ def totals() -> dict[tuple[str, str], int]:
     for field, count in as_pairs(reply):
         policy, _, code = field.rpartition(":")
         numbers[policy, RESULTS[code]] = int(count)
+
     return numbers
 
 
@@ -100,6 +101,7 @@ def refusals(
     )
     latest = [Refusal(**json.loads(line)) for lines in replies for line in lines]
     latest.sort(key=lambda refusal: refusal.at, reverse=True)
+
     return latest[:limit]
 
 
@@ -114,6 +116,7 @@ def watched(
     prefix = ""
     if policy is not None:
         prefix = f"{policy}/"  # which the members under the name of the site have
+
     now = time.time()
     keys = [schema.WATCHED.key(policy or SITE, at) for at in (now - HOUR, now)]
     last, current = _ranked(keys, limit)
@@ -147,6 +150,7 @@ def refused_identities(
     names = list(policies)
     now = time.time()
     ranked = _ranked([schema.IDENTITIES.key(name, now) for name in names], limit)
+
     return dict(zip(names, ranked, strict=True))
 
 
@@ -163,7 +167,9 @@ def refused_today(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int
             for name, identity in pairs
         ]
     )
+
     numbers = [int(float(score or 0)) for score in scores]
+
     return dict(zip(pairs, numbers, strict=True))
 
 

@@ -91,6 +91,7 @@ def count(decision: Decision, observation: Observation | None = None) -> bool:
 
     if len(queue) == queue.maxlen:
         dropped += 1
+
     queue.append(entry)
     if time.monotonic() > background.state.wake_at:
         background.wake()
@@ -180,6 +181,7 @@ class Tally:
         if self.lines:
             statistic = schema.REFUSALS
             additions.append((statistic.key(name), statistic, self.lines))
+
         return schema.record_call(additions)
 
 
@@ -247,6 +249,7 @@ def _counted(at: float, observation: Observation, results: Results) -> tuple[Any
         )
         for outcome, result in results
     ]
+
     return (int(at) // MINUTE, observation.source, observation.path, *figures)
 
 
@@ -283,10 +286,12 @@ def _count(
     refused = {outcome.identity for outcome, result in results if result == REFUSED}
     for identity in refused:
         site.members(schema.IDENTITIES, at)[identity] += number
+
     if refused:
         path = observation.path
         if observation.source != REQUEST:
             path = observation.source
+
         site.members(schema.PATHS, at)[path] += number
 
 
@@ -295,6 +300,7 @@ def _watch(tally: Tally, site: Tally, at: float, outcome: Outcome) -> None:
     used = 100 * (outcome.limit - outcome.remaining) // outcome.limit
     if used < schema.WATCH_PERCENT:
         return
+
     level = used + (not outcome.allowed)
     tally.watch(at, outcome.identity, level)
     site.watch(at, f"{outcome.policy.name}/{outcome.identity}", level)
@@ -307,9 +313,11 @@ def _refusal_json(
     agent = ""
     if observation.source == REQUEST:
         agent = user_agent_class(observation.user_agent)
+
     retry_after: float | None = outcome.retry_after
     if retry_after == math.inf:
         retry_after = None
+
     refusal = Refusal(
         at=round(at, 3),
         policy=outcome.policy.name,

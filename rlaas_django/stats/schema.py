@@ -90,6 +90,7 @@ def record_call(additions: Iterable[Addition]) -> backend.Call:
         keys.append(key)
         bounds = (statistic.ttl, statistic.size)
         arguments += (statistic.kind, *bounds, len(values), *values)
+
     return backend.script_call(RECORD, keys, arguments)
 
 
@@ -126,6 +127,7 @@ def user_agent_class(user_agent: str) -> str:
         return "bot"
     if user_agent.startswith(("Mozilla/", "Opera/")):
         return "browser"
+
     return "program"
 
 

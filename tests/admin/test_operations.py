@@ -97,7 +97,7 @@ class TestHistory:
         reset_usage(BY, EncodedIdentity("a%3Cb%3E"), [POLICY], scope="p")
         refund_units(BY, ALICE, [POLICY], 2)
         with translation.override("en"):
-            words = [entry.words.partition(" until ")[0] for entry in pages.entries()]
+            words = [words.partition(" until ")[0] for _, _, words in pages.entries()]
         assert words == [
             "Refunded 0 units to alice under all policies",
             "Reset the usage of a<b> under p",
@@ -112,8 +112,8 @@ class TestHistory:
         put()
         put("bob", "exempt")
         with django_assert_num_queries(1):  # neither is the key of a user
-            (entry,) = pages.entries("bob")
-        assert (entry.identity.name, entry.action.reason) == ("bob", "spam")
+            ((action, identity, _),) = pages.entries("bob")
+        assert (identity.name, action.reason) == ("bob", "spam")
 
 
 class TestValidation:

@@ -28,8 +28,7 @@ from .core.rules import (
 )
 from .http.gate import aenter, enter
 from .http.limits import Limits
-from .http.view_names import owner_of, view_class_of, view_name
-from .http.view_policies import ViewPolicies
+from .http.view_names import ViewPolicies, owner_of, view_class_of, view_name
 from .runtime import registry
 from .runtime.registry import LimitedView
 

@@ -47,4 +47,5 @@ class RateLimitMiddleware:
         self, request: HttpRequest
     ) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         limits = limits_of_request(request)
-        return self.enter(limits, request, self.get_response, request)  # type: ignore[no-any-return]
+        response: Any = self.enter(limits, request, self.get_response, request)
+        return response  # type: ignore[no-any-return]

@@ -168,9 +168,18 @@ class HeldConnection:
 
     def __init__(self, connection: Any, reader: Any) -> None:
         self.connection = connection
-        self.read = reader.read_response
+        self.read: Callable[[], Any] = reader.read_response
+        if reader is connection:
+            self.read = self._read
         self.is_new = True  # nothing was read from it yet
         self.last_call = NOT_CONNECTED  # when it was sent
+
+    def _read(self) -> Any:
+        """Read a reply; return an error reply, which such a connection raises."""
+        try:
+            return self.connection.read_response()
+        except redis.ResponseError as error:
+            return error
 
     def connect(self) -> None:
         """Connect anew."""

@@ -92,7 +92,7 @@ class Multiplexer:
                 raise
             await self._connection.disconnect(nowait=True)
             self._fail_batch(redis.TimeoutError())
-        except Exception as error:  # noqa: BLE001  (whatever a broken reply makes redis-py raise)
+        except Exception as error:  # noqa: BLE001  (redis-py, of a broken reply)
             await self._connection.disconnect(nowait=True)
             self._fail_batch(error)
 

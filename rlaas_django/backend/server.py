@@ -56,8 +56,7 @@ class Server:
         Error replies are returned, not raised. `admin_timeout` is how long a page waits
         for a reply; None for a decision.
         """
-        sent_at = monotonic()
-        call.sent_at = sent_at
+        call.sent_at = sent_at = monotonic()
         held: Any = None
         try:
             held = self._pool.acquire(sent_at)
@@ -65,10 +64,7 @@ class Server:
             if call.calls is None and admin_timeout is None:
                 reply = self.validate(call, held.read())
             else:
-                deadline = None if admin_timeout is None else sent_at + admin_timeout
-                reply = _read(held, call, deadline)
-        except ResponseError as error:  # by a connection that is not redis-py's own
-            reply = error
+                reply = _read(held, call, admin_timeout)
         except BaseException as error:
             self._end_call(held, error, admin_timeout)
             raise
@@ -196,14 +192,14 @@ class Server:
         return failure
 
 
-def _read(held: HeldConnection, call: Call, deadline: float | None) -> Any:
+def _read(held: HeldConnection, call: Call, admin_timeout: float | None) -> Any:
     """Return the reply to a call; of a pipeline the list of replies."""
-    if call.calls is not None:
-        return [_read(held, part, deadline) for part in call.calls]
+    replies = []
+    for part in call.calls or (call,):
+        if admin_timeout is not None:
+            held.wait(call.sent_at + admin_timeout)
+        replies.append(Server.validate(part, held.read()))
 
-    if deadline is not None:
-        held.wait(deadline)
-    try:
-        return Server.validate(call, held.read())
-    except ResponseError as error:
-        return error
+    if call.calls is None:
+        return replies[0]
+    return replies

@@ -11,6 +11,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from redis.cluster import ClusterNode, NodesManager
 from redis.crc import key_slot
@@ -117,7 +118,8 @@ class SentinelTopology(DiscoveredTopology):
 
     def discover(self) -> bool:
         try:
-            host, port = self._sentinel.discover_master(self._service)  # type: ignore[no-untyped-call]
+            discover: Any = self._sentinel.discover_master
+            host, port = discover(self._service)
         except MasterNotFoundError as error:
             raise MasterNotFoundError(self._shortened(str(error))) from error
 
@@ -184,9 +186,10 @@ class ClusterTopology(DiscoveredTopology):
         options.pop("host", None)
         options.pop("port", None)
         addresses = dict.fromkeys((*self._known, *self._seeds))
+        node: Any = ClusterNode
         try:
             manager = NodesManager(
-                [ClusterNode(*address) for address in addresses],  # type: ignore[no-untyped-call]
+                [node(*address) for address in addresses],
                 from_url=True,  # takes every option of a connection
                 connection_class=self._node_options.connection_class,
                 socket_timeout=self.timeout,

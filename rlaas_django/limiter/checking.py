@@ -75,10 +75,9 @@ async def acheck(
 def decide(planned: Check) -> Decision:
     """Decide a planned check, and charge when allowed; nobody observes it."""
     policy_set = planned.policy_set
-    if policy_set.refusals.entries:
-        refusal = policy_set.refusals.find(planned)
-        if refusal is not None:
-            return refusal
+    refusals = policy_set.refusals
+    if refusals.entries and (refusal := refusals.find(planned)) is not None:
+        return refusal
     if not policy_set.in_one_call:
         return _decide_by_slots(planned)
 
@@ -86,9 +85,7 @@ def decide(planned: Check) -> Decision:
     try:
         reply = backend.execute(policy_set.topology, call)
     except UnavailableError as error:
-        decision = fallback.decide_all(planned)
-        signals.send(signals.backend_failed, error=error, decision=decision)
-        return decision
+        return _decide_without_redis(planned, error)
     decision = read(planned, reply)
     if not decision.allowed or observers.measures_latency:
         _settle(planned, decision, call.sent_at)
@@ -98,10 +95,9 @@ def decide(planned: Check) -> Decision:
 async def adecide(planned: Check) -> Decision:
     """As `decide`, natively async. If the caller is cancelled, it is refunded."""
     policy_set = planned.policy_set
-    if policy_set.refusals.entries:
-        refusal = policy_set.refusals.find(planned)
-        if refusal is not None:
-            return refusal
+    refusals = policy_set.refusals
+    if refusals.entries and (refusal := refusals.find(planned)) is not None:
+        return refusal
     if not policy_set.in_one_call:
         return await _adecide_by_slots(planned)
 
@@ -109,9 +105,7 @@ async def adecide(planned: Check) -> Decision:
     try:
         reply = await backend.aexecute(policy_set.topology, call)
     except UnavailableError as error:
-        decision = fallback.decide_all(planned)
-        await _asend_failed(error, decision)
-        return decision
+        return await _adecide_without_redis(planned, error)
     decision = read(planned, reply)
     if not decision.allowed or observers.measures_latency:
         _settle(planned, decision, call.sent_at)
@@ -124,6 +118,18 @@ def _settle(planned: Check, decision: Decision, sent_at: float) -> None:
         decision.latency = monotonic() - sent_at
     if not decision.allowed and planned.policy_set.cacheable:
         planned.policy_set.refusals.store(planned, decision, sent_at)
+
+
+def _decide_without_redis(planned: Check, error: UnavailableError) -> Decision:
+    decision = fallback.decide_all(planned)
+    signals.send(signals.backend_failed, error=error, decision=decision)
+    return decision
+
+
+async def _adecide_without_redis(planned: Check, error: UnavailableError) -> Decision:
+    decision = fallback.decide_all(planned)
+    await _asend_failed(error, decision)
+    return decision
 
 
 async def _asend_failed(error: UnavailableError, decision: Decision) -> None:
@@ -234,11 +240,7 @@ def _decide_by_slots(planned: Check) -> Decision:
 
     slots.decide_unreached()
     if not slots.allowed:
-        peeks = slots.peeks_after_refund()
-        refund_all(slots.receipts)
-        for part in peeks:
-            slots.refresh(part, _execute(part))
-
+        _refund_slots(slots)
     decision = slots.decision()
     if slots.error is not None:
         signals.send(signals.backend_failed, error=slots.error, decision=decision)
@@ -258,15 +260,26 @@ async def _adecide_by_slots(planned: Check) -> Decision:
 
     slots.decide_unreached()
     if not slots.allowed:
-        peeks = slots.peeks_after_refund()
-        await arefund_all(slots.receipts)
-        for part in peeks:
-            slots.refresh(part, await _aexecute(part))
-
+        await _arefund_slots(slots)
     decision = slots.decision()
     if slots.error is not None:
         await _asend_failed(slots.error, decision)
     return decision
+
+
+def _refund_slots(slots: SlotCheck) -> None:
+    """Refund what a refused check charged, and get the figures after it."""
+    peeks = slots.peeks_after_refund()
+    refund_all(slots.receipts)
+    for part in peeks:
+        slots.refresh(part, _execute(part))
+
+
+async def _arefund_slots(slots: SlotCheck) -> None:
+    peeks = slots.peeks_after_refund()
+    await arefund_all(slots.receipts)
+    for part in peeks:
+        slots.refresh(part, await _aexecute(part))
 
 
 def _execute(part: Check) -> Any:

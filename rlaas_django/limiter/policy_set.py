@@ -65,38 +65,31 @@ class PolicySet:
             and len(enforced) == len(policies)
         )
 
-        # In seconds; 0 where it depends on the time of the decision.
-        self.ttls = tuple(
-            [
-                0 if ALGORITHMS[arguments.algo].is_aligned else arguments.window // 1000
-                for arguments in self.arguments
-            ]
-        )
         # Users by name, where nothing else is counted: names repeat, and encoding one
         # takes ten times as long as a look-up.
-        self._known_users: dict[str, tuple[str, ...]] = {}
+        self._known_users: dict[str, str] = {}
         self.all_by_user = all(
             keys.key_kind(policy.key) in ("user", "user_or_ip") for policy in policies
         )
 
         self.templates: dict[int, Template] = {}  # by the length of the identity
         self.override_key = keys.override_key(hash_tag=topology.clustered)
+        # In seconds; 0 where it depends on the time of the decision.
+        self.ttls: list[int] = []
         self._counter_keys: list[keys.KeyTemplate] = []
         self.words: list[Any] = []  # what the script takes for all policies
         for policy, arguments in zip(policies, self.arguments, strict=True):
             self._add(policy, arguments)
 
     def _add(self, policy: Policy, arguments: ScriptArguments) -> None:
-        """Add the key and the words of a policy."""
+        """Add the key, the ttl and the words of a policy."""
+        algo = arguments.algo
+        window = arguments.window // 1000
+        clustered = self.topology.clustered
+        key = keys.counter_key(policy.name, algo, window, hash_tag=clustered)
+        self._counter_keys.append(key)
+        self.ttls.append(0 if ALGORITHMS[algo].is_aligned else window)
         self.words += (*arguments, int(policy.shadow), policy.name)
-        self._counter_keys.append(
-            keys.counter_key(
-                policy.name,
-                arguments.algo,
-                arguments.window // 1000,
-                hash_tag=self.topology.clustered,
-            )
-        )
 
     def part(self, indexes: Sequence[int]) -> PolicySet:
         """Return the set of some of the policies: those of one slot of a cluster."""
@@ -117,14 +110,14 @@ class PolicySet:
             )
 
         known_users = self._known_users
-        identities = known_users.get(identity)
-        if identities is None:
-            identities = (encode_user(identity),) * len(self.policies)
+        encoded = known_users.get(identity)
+        if encoded is None:
+            encoded = encode_user(identity)
             if len(known_users) >= MAX_KNOWN_USERS:
                 known_users.clear()
             if len(identity) <= MAX_LENGTH:
-                known_users[identity] = identities
-        return identities
+                known_users[identity] = encoded
+        return (encoded,) * len(self.policies)
 
     def keys(self, identities: Sequence[str]) -> list[str]:
         """Return the counters' keys."""

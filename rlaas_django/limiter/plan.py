@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import urandom
+from typing import Any
 
 from ..backend.commands import Call, pack
 from ..core.keys import Identity
@@ -141,10 +142,9 @@ def plan(
     charge: bool = True,
 ) -> Check:
     """Return the check of an identity under these policies."""
-    if isinstance(policies, PolicySet):
-        policy_set = policies
-    else:
-        policy_set = compile_policies(policies)
+    policy_set: Any = policies
+    if type(policies) is not PolicySet:
+        policy_set = compile_policies(policies)  # type: ignore[arg-type]
     identities = policy_set.identify(identity)
 
     address = ""

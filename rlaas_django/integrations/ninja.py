@@ -22,7 +22,7 @@ from ninja.conf import settings
 from ninja.errors import Throttled
 
 from .. import conf
-from ..core.decision import Decision, combine
+from ..core.decision import Decision, Outcome, combine
 from ..core.policy import Policy
 from ..http.gate import begin, leave
 from ..http.headers import add_headers, add_refusal_headers, whole_wait
@@ -72,6 +72,7 @@ class BaseThrottle(ByAddress, throttling.BaseThrottle):
     def allow_request(self, request: Any) -> bool:
         if not conf.config().enabled:
             return True
+
         to_await = _to_await.get()
         if to_await is not None:
             to_await.append(self)
@@ -155,6 +156,7 @@ def throttled(run: Callable[..., Any]) -> Callable[..., Any]:
             "throttled is for operations: write "
             'api.add_decorator(throttled, mode="view").'
         )
+
     # The view of an operation that streams is not awaited, either.
     if inspect.iscoroutinefunction(operation.view_func):
         return _throttled_async(run, operation)
@@ -208,15 +210,15 @@ async def _check(request: Any) -> None:
     await load_user(request)
     decisions = await adecide(request, await _plan_checks(called, request))
 
-    refusals = [
-        throttle.refusal(request, decisions.get(throttle)) for throttle in called
-    ]
-    outcomes = [
-        outcome for refusal in refusals if refusal for outcome in refusal.outcomes
-    ]
-    refusal = combine(outcomes)
-    if refusal is not None:
-        raise Throttled(whole_wait(refusal))
+    outcomes: list[Outcome] = []
+    for throttle in called:
+        refusal = throttle.refusal(request, decisions.get(throttle))
+        if refusal is not None:
+            outcomes += refusal.outcomes
+
+    refused = combine(outcomes)
+    if refused is not None:
+        raise Throttled(whole_wait(refused))
 
 
 async def _plan_checks(throttles: list[Any], request: Any) -> dict[Any, Check]:

@@ -11,7 +11,8 @@ LOCAL_REFUSALS = "BENCHMARKS_LOCAL_REFUSALS"  # of the environment: 1, 0, or not
 TOKEN = "rlaas_benchmarks"  # of the HTTP service
 RATE_LIMITER = {
     **({"LOCAL_REFUSALS": os.environ[LOCAL_REFUSALS] == "1"} if os.environ.get(LOCAL_REFUSALS) else {}),
-    "POLICIES": {"service": {"rate": "10000/d"}},
+    "POLICIES": {"service": {"rate": "10000/d"}, "site": {"rate": "1000000/d", "key": "global"}},
+    "MIDDLEWARE": [{"path": "/", "policies": ["site"]}],  # for the entry with a rule; no other has the middleware
     "SERVICE": {
         "TOKENS": {"bench": {"digests": [sha256(TOKEN.encode()).hexdigest()], "verbs": ["check", "usage"]}},
     },

@@ -46,6 +46,14 @@ def ours(algo: str, limit: int, view: View) -> View:
     return rate_limit((limit, DAY), key="ip", algo=algo, group=f"{view.__name__}-{algo}-{limit}")(view)
 
 
+def ruled(limit: int, view: View) -> View:
+    """A rule of the middleware, which never refuses, and a decorator below it: two checks."""
+    from rlaas_django import rate_limit
+    from rlaas_django.middleware import RateLimitMiddleware
+
+    return RateLimitMiddleware(rate_limit((limit, DAY), key="ip", group=f"{view.__name__}-ruled-{limit}")(view))
+
+
 def django_ratelimit(limit: int, view: View) -> View:
     from django_ratelimit.decorators import ratelimit
 
@@ -164,6 +172,7 @@ ENTRIES = [
         Entry(f"rlaas_django, {algo}", OURS, partial(ours, algo), partial(ours, algo), variant=algo != DEFAULT_ALGO)
         for algo in (DEFAULT_ALGO, "sliding-window-compact-algo", "token-bucket-algo")
     ),
+    Entry("rlaas_django, a rule and a decorator", OURS, ruled, ruled, variant=True),
     Entry(
         "throttled-py, GCRA",
         PEER,

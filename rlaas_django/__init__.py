@@ -4,8 +4,18 @@ from .core.decision import Decision, Outcome
 from .core.policy import Policy, PolicyError, Rate
 from .decorators import RateLimitedRequest, rate_limit, rate_limit_exempt
 from .http.login import login_failed
-from .limiter import acheck, apeek, arefund, areset, check, peek, refund, reset
-from .limiter.waiting import aacquire, acquire
+from .limiter import (
+    aacquire,
+    acheck,
+    acquire,
+    apeek,
+    arefund,
+    areset,
+    check,
+    peek,
+    refund,
+    reset,
+)
 
 __version__ = "0.1.0"
 

@@ -2,8 +2,10 @@
 
 from .adjusting import arefund, refund, refund_later, refund_units
 from .checking import (
+    aacquire,
     acheck,
     acheck_each,
+    acquire,
     adecide,
     apeek,
     areset,
@@ -23,8 +25,10 @@ from .policy_set import PolicySet, compile_policies
 __all__ = [
     "Check",
     "PolicySet",
+    "aacquire",
     "acheck",
     "acheck_each",
+    "acquire",
     "adecide",
     "apeek",
     "arefund",

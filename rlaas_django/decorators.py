@@ -223,8 +223,8 @@ class RateLimit:
         is_new = isinstance(view, (FunctionType, type))
         if is_new or not hasattr(view, "__wrapped__"):
             # as_view() makes a new function of the same class.
-            made_of = view if view_class is None else view_class
-            self._view_ids.setdefault(name, set()).add(id(made_of))
+            original = view if view_class is None else view_class
+            self._view_ids.setdefault(name, set()).add(id(original))
         if view_class is not None and registry.adapter_for(view_class) is not None:
             self._before_authentication.add(name)
 
@@ -240,7 +240,7 @@ class RateLimit:
             check_function("response", options["response"], may_be_async=True)
 
         check_cost(options["cost"])
-        for policy in self.policies.unnamed:
+        for policy in self.policies.sample_policies:
             if isinstance(policy, Policy):
                 problem = cost_problem(options["cost"], policy)
                 if problem is not None:

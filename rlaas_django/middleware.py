@@ -14,7 +14,7 @@ from django.http.response import HttpResponseBase
 
 from . import conf
 from .http.gate import aenter, enter, reach_view
-from .http.headers import without_figures
+from .http.headers import without_rate_limit_headers
 from .http.rules import limits_of_request
 
 __all__ = ["RateLimitMiddleware"]
@@ -41,7 +41,7 @@ class RateLimitMiddleware:
 
         self.get_response = get_response
         if CACHE_MIDDLEWARE in conf.middleware():
-            self.get_response = without_figures(get_response)
+            self.get_response = without_rate_limit_headers(get_response)
 
     def __call__(
         self, request: HttpRequest

@@ -26,7 +26,7 @@ RETRY_AFTER = "Retry-After"
 
 
 def add_headers(headers: Headers, decision: Decision | None) -> None:
-    """Add the figures of every enforced policy; those that are there are replaced."""
+    """Add what every enforced policy decided, in place of what is there."""
     if decision is None:
         return
     counted: dict[str, Outcome] = {}  # by label
@@ -73,8 +73,8 @@ def add_refusal_headers(
     return response
 
 
-def without_figures(get_response: GetResponse) -> GetResponse:
-    """Strip figures from responses: a cached page has those of another client."""
+def without_rate_limit_headers(get_response: GetResponse) -> GetResponse:
+    """Strip our headers from responses: a cached page has those of another client."""
 
     def get_stripped(request: HttpRequest) -> Any:
         return _strip(get_response(request))

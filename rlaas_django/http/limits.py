@@ -93,7 +93,10 @@ def _compile(limits: Limits) -> CompiledLimits:
 def _part(
     limits: Limits, policies: tuple[Policy, ...], chosen: Collection[Policy]
 ) -> Limits | None:
-    """Return limits with some of their policies; None for none."""
+    """Return limits with only the chosen policies.
+
+    None if none is chosen.
+    """
     if not chosen:
         return None
     if len(chosen) == len(policies):
@@ -116,8 +119,8 @@ def _needs_user(policy: Policy) -> bool:
     return policy.key in BY_USER or _calls_function(policy)
 
 
-def with_fixed_rates(
-    policies: tuple[Policy, ...], request: HttpRequest
+def with_rates_for(
+    request: HttpRequest, policies: tuple[Policy, ...]
 ) -> tuple[Policy, ...]:
     """Return the policies with their rates for a request.
 

@@ -26,7 +26,7 @@ class RequestState:
     """What was decided about a request so far."""
 
     request: Any  # the first that has it; a framework may wrap it
-    checked: list[Decision] = field(default_factory=list)  # not observed yet
+    unobserved: list[Decision] = field(default_factory=list)
     charges: list[Charge] = field(default_factory=list)  # refunded if limits refuse
     outcomes: dict[str, Outcome] = field(default_factory=dict)  # by policy
     decision: Decision | None = None  # of all policies
@@ -42,7 +42,7 @@ class RequestState:
         outcomes = decision.outcomes
         for outcome in outcomes:
             self.outcomes[outcome.policy.name] = outcome
-        self.checked.append(decision)
+        self.unobserved.append(decision)
         self.charges.append(Charge(decision, cost))
 
         if self.decision is not None:
@@ -52,7 +52,7 @@ class RequestState:
         return [outcome for outcome in outcomes if not outcome.allowed]
 
     def note_refund(self, charge: Charge) -> None:
-        """Update the figures that a client sees."""
+        """Update the outcomes that a client sees."""
         for outcome in charge.decision.outcomes:
             if outcome.allowed:
                 remaining = min(outcome.limit, outcome.remaining + charge.cost)
@@ -68,18 +68,19 @@ class RequestState:
                 limiter.refund_later(charge.decision.receipts)
 
     def observe(self) -> None:
-        """Have the observers see what was decided since they saw it last, as one."""
-        checked = self.checked
+        """Pass the decisions that were not observed yet to the observers, as one."""
+        checked = self.unobserved
         if not checked or not observers.observers:
             return
-        self.checked = []
+        self.unobserved = []
 
-        names = [
-            outcome.policy.name for checks in checked for outcome in checks.outcomes
-        ]
+        names: dict[str, None] = {}  # each once, in order
+        for decided in checked:
+            for outcome in decided.outcomes:
+                names[outcome.policy.name] = None
         decision: Any = self.decision
         if len(names) < len(self.outcomes):  # other limits were observed before
-            decision = combine(self.outcomes[name] for name in dict.fromkeys(names))
+            decision = combine(self.outcomes[name] for name in names)
 
         count = observers.only_count
         if count is not None and decision.allowed and count(decision):

@@ -114,7 +114,7 @@ def _class_name(view_class: type) -> str:
 
 
 class ViewPolicies:
-    """What `@rate_limit` was given, parsed, so that a typo fails at import.
+    """Parse the arguments of `@rate_limit`, so that a typo fails at import.
 
     Only `rate` may be a function. `options` are those of a policy, for the rates of the
     view's own, None where they are left out; `group` names their counters instead of
@@ -144,12 +144,12 @@ class ViewPolicies:
         self.endings = _endings(own)
         self._check_options()
         # The view is not known yet, but what is wrong with a policy is.
-        self.unnamed = self._make(group or "view", group or "view")
+        self.sample_policies = self._make(group or "view", group or "view")
 
     @property
     def own(self) -> tuple[Policy, ...]:
-        """The policies of rates of the view's own, before they are named."""
-        policies: Any = zip(self.limits, self.unnamed, strict=True)
+        """Policies made from rates, under a provisional name."""
+        policies: Any = zip(self.limits, self.sample_policies, strict=True)
         return tuple([policy for limit, policy in policies if not _is_named(limit)])
 
     @property
@@ -183,7 +183,7 @@ class ViewPolicies:
         return candidate
 
     def _make(self, name: str, label: str) -> tuple[str | Policy, ...]:
-        """Return the policies; of several rates each has its window in the name."""
+        """Make the policies; with several rates, each name ends in its window."""
         policies = []
         endings = iter(self.endings)
         for limit in self.limits:
@@ -202,10 +202,10 @@ class ViewPolicies:
         return tuple(policies)
 
     def _own_policy(self, rate: Any, name: str, label: str, ending: str) -> Policy:
-        shown = policy_name(label, ending)
+        full_label = policy_name(label, ending)
         if "label" in self.options:
-            shown = self.options["label"] + ending
-        options = {**self.options, "label": shown}
+            full_label = self.options["label"] + ending
+        options = {**self.options, "label": full_label}
         return Policy(policy_name(name, ending), rate, **options)
 
     def _check_options(self) -> None:
@@ -249,7 +249,7 @@ def _is_named(limit: Any) -> bool:
 
 
 def _endings(rates: list[Any]) -> list[str]:
-    """Return what the name of each rate's policy ends in: of several, its window."""
+    """Return the ending of each policy's name; with several rates, the window."""
     if len(rates) == 1:
         return [""]
     endings = []

@@ -44,7 +44,8 @@ __all__ = [
     "UserRateThrottle",
 ]
 
-PENDING = "_rate_limit_pending"  # of a request with decisions of throttles not called
+# Attribute of a request: the decisions for throttles that were not called yet.
+PENDING = "_rate_limit_pending"
 
 
 class BaseThrottle(ByAddress, throttling.BaseThrottle):

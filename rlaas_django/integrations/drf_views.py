@@ -33,9 +33,9 @@ from ..http.refusals import call_response, suppress_log
 from ..http.request_state import Charge, decision_about, state_of
 from .throttles import NO_LIMITS
 
-LIMITS = "_rate_limits"  # the attribute of a class with its limits, the outermost first
-GATES = "_rate_limit_gates"  # of a view with the gates that its request is within
-SITE_RESPONSE = "_rate_limit_response"  # of an exception with the site's refusal
+LIMITS = "_rate_limits"  # attribute of a class: its limits, the outermost first
+GATES = "_rate_limit_gates"  # attribute of a view: the gates that it is within
+SITE_RESPONSE = "_rate_limit_response"  # attribute of an exception: the site's refusal
 
 
 class Unavailable(APIException):
@@ -99,7 +99,7 @@ def _initial(view: Any, method: Any, request: Any, *args: Any, **kwargs: Any) ->
         counted = WithoutBody(request)
 
     for limits in compiled:
-        _check(view, limits.by_client, counted)
+        _check(view, limits.by_client, request, counted)
     try:
         method(view, request, *args, **kwargs)
     except Exception as failure:  # noqa: BLE001  (raised below)
@@ -110,14 +110,14 @@ def _initial(view: Any, method: Any, request: Any, *args: Any, **kwargs: Any) ->
         authentication_error = _authentication_error(request)
         error = error or authentication_error
         for part in by_user:
-            _check(view, part, counted)
+            _check(view, part, request, counted)
 
     if error is not None:
         raise error
 
 
 def _body_error(request: Any, limits: Iterable[CompiledLimits]) -> Exception | None:
-    """Parse a body that a policy reads; return the error, for the view to raise.
+    """Return the error of a body that a policy reads, for the view to raise.
 
     The framework may raise it only once.
     """
@@ -129,9 +129,9 @@ def _body_error(request: Any, limits: Iterable[CompiledLimits]) -> Exception | N
 
 
 def _authentication_error(request: Any) -> Exception | None:
-    """Authenticate a request; return the error, for the view to raise.
+    """Return the error of the authentication, for the view to raise.
 
-    Its client is counted by address then.
+    The client is counted by its address then.
     """
     error = _error_of(request, "user")
     if error is not None:
@@ -149,12 +149,16 @@ def _error_of(request: Any, attribute: str) -> Exception | None:
     return None
 
 
-def _check(view: Any, limits: Limits | None, request: Any) -> None:
-    """Check limits within the hooks of a view; raise what it is refused with."""
+def _check(view: Any, limits: Limits | None, request: Any, counted: Any) -> None:
+    """Check limits within the hooks of a view, and raise a refusal.
+
+    `counted` is the request as limits see it, to find out who is counted.
+    """
     if limits is None:
         return
 
-    gate = begin(limits, request)
+    gate = begin(limits, counted)
+    gate.request = request
     _gates(view).append(gate)
 
     refusal = check(gate)
@@ -173,7 +177,10 @@ def _check(view: Any, limits: Limits | None, request: Any) -> None:
 
 
 def _handle_exception(view: Any, method: Any, error: Exception) -> Any:
-    """Respond with the site's own refusal; leave the limits if nothing responds."""
+    """Return the site's own refusal, or what the framework makes of an error.
+
+    Where it makes nothing of it, the limits are left.
+    """
     response = getattr(error, SITE_RESPONSE, None)
     if response is not None:
         return response

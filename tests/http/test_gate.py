@@ -271,3 +271,15 @@ def test_retry_after_is_for_429_and_503_only(clock):
 def test_an_async_cost_is_an_error_at_import():
     with pytest.raises(PolicyError, match="async function"):
         rate_limit("5/m", cost=aok)
+
+
+async def test_a_request_that_is_not_limited_does_not_load_its_user():
+    """To load it takes the session and the database, and makes the response vary by cookie."""
+
+    @rate_limit("5/m", key="user", method="POST")
+    async def view(request):
+        return HttpResponse()
+
+    request = AsyncRequestFactory().get("/")
+    request.user = SimpleLazyObject(lambda: pytest.fail("loaded"))
+    assert (await view(request)).status_code == 200

@@ -22,6 +22,7 @@ from rest_framework.authentication import BaseAuthentication, SessionAuthenticat
 from rest_framework.decorators import api_view, authentication_classes, permission_classes, throttle_classes
 from rest_framework.exceptions import AuthenticationFailed, NotFound
 from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
 from rest_framework.viewsets import ViewSet
@@ -1089,3 +1090,21 @@ def test_outside_a_key_by_address_is_no_warning(warnings, form):
 @by_user
 def test_outside_a_key_by_user_is_no_warning_where_authentication_is_by_session(warnings, form, key):
     assert warnings(form(limit(key), authentication_classes=[SessionAuthentication])) == 0
+
+
+def test_the_site_s_response_gets_the_request_itself_where_its_body_cannot_be_parsed(site):
+    requests = []
+
+    def respond(request, decision):
+        requests.append(type(request))
+        return HttpResponse("later", status=429)
+
+    @rate_limit(Policy("own", "1/m", key="post:name"), response=respond)
+    class View(APIView):
+        authentication_classes = ()
+        permission_classes = ()
+
+    site.serve(View.as_view())
+    options = {"data": "x", "content_type": "text/csv"}
+    assert [site.request("post", **options).status_code for _ in range(2)] == [415, 429]
+    assert requests == [Request]

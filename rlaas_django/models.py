@@ -86,6 +86,7 @@ class OverrideQuerySet(models.QuerySet["Override"]):
             for identity in matches
             if identity.startswith("ip=")
         }
+
         for override in self.filter(Q(identity__in=[*matches]) | IS_NETWORK):
             if override.identity in matches:
                 matches[override.identity].append(override)
@@ -262,6 +263,7 @@ class Override(models.Model):
         prefix_length = 0
         if self.is_network and self.network is not None:
             prefix_length = self.network.prefixlen
+
         return not self.is_network, prefix_length, self.policy != ""
 
     @property
@@ -311,6 +313,7 @@ class Override(models.Model):
         amount = self.limit
         if self.factor is not None:
             amount = int(self.factor * 1000)
+
         return overrides.Override(
             str(self.network or self.identity),
             self.policy or overrides.EVERY_POLICY,
@@ -333,6 +336,7 @@ class Override(models.Model):
         unexpired = cls.objects.filter(until__gt=timezone.now(), identity__gt=after)
         ordered = unexpired.exclude(IS_NETWORK).order_by("identity")
         identities = ordered.values_list("identity", flat=True).distinct()[:COMPARED]
+
         expected: dict[str, list[overrides.Override]] = {
             identity: [] for identity in identities
         }

@@ -51,16 +51,36 @@ class Column(NamedTuple):
 Columns = dict[str, Column]  # by their name in the query
 
 CLIENTS: Columns = {
-    "identity": Column(gettext_lazy("Identity"), lambda row: row.identity.name.lower()),
-    "policy": Column(gettext_lazy("Policy"), attrgetter("outcome.policy.name")),
-    "count": Column(
-        gettext_lazy("Count"), attrgetter("outcome.current_count"), highest_first=True
+    "identity": Column(
+        gettext_lazy("Identity"),
+        lambda row: row.identity.name.lower(),
     ),
-    "used": Column(gettext_lazy("Used"), attrgetter("percent"), highest_first=True),
-    "remaining": Column(gettext_lazy("Remaining"), attrgetter("outcome.remaining")),
-    "reset": Column(gettext_lazy("Resets in"), attrgetter("outcome.reset_after")),
+    "policy": Column(
+        gettext_lazy("Policy"),
+        attrgetter("outcome.policy.name"),
+    ),
+    "count": Column(
+        gettext_lazy("Count"),
+        attrgetter("outcome.current_count"),
+        highest_first=True,
+    ),
+    "used": Column(
+        gettext_lazy("Used"),
+        attrgetter("percent"),
+        highest_first=True,
+    ),
+    "remaining": Column(
+        gettext_lazy("Remaining"),
+        attrgetter("outcome.remaining"),
+    ),
+    "reset": Column(
+        gettext_lazy("Resets in"),
+        attrgetter("outcome.reset_after"),
+    ),
     "refused": Column(
-        gettext_lazy("Refused today"), attrgetter("refused_today"), highest_first=True
+        gettext_lazy("Refused today"),
+        attrgetter("refused_today"),
+        highest_first=True,
     ),
 }
 

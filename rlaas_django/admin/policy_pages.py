@@ -77,21 +77,33 @@ def _per_second(row: PolicyRow) -> float:
 
 POLICIES: Columns = {
     "policy": Column(
-        gettext_lazy("Policy"), lambda row: (row.policy.label.lower(), row.policy.name)
+        gettext_lazy("Policy"),
+        lambda row: (row.policy.label.lower(), row.policy.name),
     ),
-    "rate": Column(gettext_lazy("Rate"), _per_second),
+    "rate": Column(
+        gettext_lazy("Rate"),
+        _per_second,
+    ),
     "requests": Column(
-        gettext_lazy("Requests"), attrgetter("counts.total"), highest_first=True
+        gettext_lazy("Requests"),
+        attrgetter("counts.total"),
+        highest_first=True,
     ),
     "allowed": Column(
-        gettext_lazy("Allowed"), attrgetter("counts.allowed"), highest_first=True
+        gettext_lazy("Allowed"),
+        attrgetter("counts.allowed"),
+        highest_first=True,
     ),
     "refused": Column(
         gettext_lazy("Refused"),
         attrgetter("counts.refused", "counts.over"),
         highest_first=True,
     ),
-    "share": Column(gettext_lazy("Share"), attrgetter("share"), highest_first=True),
+    "share": Column(
+        gettext_lazy("Share"),
+        attrgetter("share"),
+        highest_first=True,
+    ),
 }
 
 

@@ -72,7 +72,11 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             for route, name, view in views
         ]
 
-    def _page(self, name: str, context: Callable[[HttpRequest], pages.Context]) -> View:
+    def _page(
+        self,
+        name: str,
+        context: Callable[[HttpRequest], pages.Context],
+    ) -> View:
         """Return the view that renders the template `name`."""
         return lambda request: self._render(request, name, context(request))
 
@@ -109,7 +113,9 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return self._render(request, "policy", context)
 
     def identity(
-        self, request: HttpRequest, form: ActionForm | None = None
+        self,
+        request: HttpRequest,
+        form: ActionForm | None = None,
     ) -> HttpResponse:
         """Show one identity; any other text in its place is searched for."""
         text = request.GET.get("id") or request.POST.get("identity", "")
@@ -173,7 +179,10 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return self._redirect("overrides")
 
     def _confirm(
-        self, request: HttpRequest, identity: str, **context: Any
+        self,
+        request: HttpRequest,
+        identity: str,
+        **context: Any,
     ) -> HttpResponse:
         """Ask for confirmation of an action, or of the end of an override."""
         context["title"] = _("Are you sure?")

@@ -70,6 +70,7 @@ class Definitions:
         rates = self._rates
         self._policies = {}
         self._rates = {}
+
         if policies:
             self._write_policies(policies)
 

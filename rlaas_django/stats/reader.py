@@ -37,7 +37,9 @@ class Counts(NamedTuple):
 def total(series: Sequence[Counts]) -> Counts:
     """Return a series added up."""
     _starts, *columns = zip(*series, strict=True)
-    return Counts(series[0].start, *map(sum, columns))
+    sums = map(sum, columns)
+
+    return Counts(series[0].start, *sums)
 
 
 def minutes(policies: Iterable[str], hours: int = 24) -> dict[str, list[Counts]]:
@@ -55,11 +57,15 @@ def hours(policies: Iterable[str], days: int = 7) -> dict[str, list[Counts]]:
 
 
 def _series(
-    policies: Iterable[str], statistic: Statistic, step: int, number: int
+    policies: Iterable[str],
+    statistic: Statistic,
+    step: int,
+    number: int,
 ) -> dict[str, list[Counts]]:
     """Return the last `number` steps, of so many seconds each."""
     end = int(time.time()) // step * step
     starts = range(end - (number - 1) * step, end + step, step)
+
     period = statistic.period
     periods = range(starts[0] // period * period, end + 1, period)
     pairs = [(name, at) for name in policies for at in periods]
@@ -93,7 +99,8 @@ def totals() -> dict[tuple[str, str], int]:
 
 
 def refusals(
-    policies: Iterable[str] = (SITE,), limit: int = schema.MAX_REFUSALS
+    policies: Iterable[str] = (SITE,),
+    limit: int = schema.MAX_REFUSALS,
 ) -> list[Refusal]:
     """Return the latest refusals under these policies, or of the site, newest first."""
     replies = backend.run_commands(
@@ -106,7 +113,8 @@ def refusals(
 
 
 def watched(
-    policy: str | None = None, limit: int = schema.MAX_IDENTITIES
+    policy: str | None = None,
+    limit: int = schema.MAX_IDENTITIES,
 ) -> dict[tuple[str, str], int]:
     """Return who used how much of a limit in this hour and the last.
 
@@ -120,6 +128,7 @@ def watched(
     now = time.time()
     keys = [schema.WATCHED.key(policy or SITE, at) for at in (now - HOUR, now)]
     last, current = _ranked(keys, limit)
+
     levels = current | last | current  # of two with the same level, the latest first
     highest = sorted(levels, key=lambda member: levels[member], reverse=True)
 
@@ -141,7 +150,8 @@ def most_refused(limit: int = 10) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def refused_identities(
-    policies: Iterable[str], limit: int = schema.MAX_IDENTITIES
+    policies: Iterable[str],
+    limit: int = schema.MAX_IDENTITIES,
 ) -> dict[str, dict[str, int]]:
     """Return how often identities were over the limit of each policy today.
 
@@ -149,7 +159,8 @@ def refused_identities(
     """
     names = list(policies)
     now = time.time()
-    ranked = _ranked([schema.IDENTITIES.key(name, now) for name in names], limit)
+    keys = [schema.IDENTITIES.key(name, now) for name in names]
+    ranked = _ranked(keys, limit)
 
     return dict(zip(names, ranked, strict=True))
 
@@ -161,13 +172,12 @@ def refused_today(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int
     """
     pairs = list(pairs)
     now = time.time()
-    scores = backend.run_commands(
-        [
-            ("ZSCORE", schema.IDENTITIES.key(name, now), identity)
-            for name, identity in pairs
-        ]
-    )
+    commands = []
+    for name, identity in pairs:
+        key = schema.IDENTITIES.key(name, now)
+        commands.append(("ZSCORE", key, identity))
 
+    scores = backend.run_commands(commands)
     numbers = [int(float(score or 0)) for score in scores]
 
     return dict(zip(pairs, numbers, strict=True))

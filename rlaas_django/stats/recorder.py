@@ -270,19 +270,24 @@ def _count(
     """Count so many observations under each of their policies, and for the site."""
     minute = int(at) // MINUTE
     site = tallies[SITE]
+
     for outcome, result in results:
         name = outcome.policy.name
         identity = outcome.identity
         tally = tallies[name]
+
         tally.counts[minute, result] += number
         site.members(schema.TOTALS, at)[f"{name}:{CODES[result]}"] += number
         definitions.note(outcome.policy, identity)
+
         if result in (REFUSED, OVER):
             tally.members(schema.IDENTITIES, at)[identity] += number
         if result != DEGRADED:
             _watch(tally, site, at, outcome)
 
-    site.counts[minute, overall(result for _, result in results)] += number
+    whole = overall(result for _, result in results)
+    site.counts[minute, whole] += number
+
     refused = {outcome.identity for outcome, result in results if result == REFUSED}
     for identity in refused:
         site.members(schema.IDENTITIES, at)[identity] += number

@@ -21,8 +21,8 @@ from django.views.decorators.http import require_GET, require_POST
 from rlaas_django import Policy, PolicyError, backend
 from rlaas_django.backend.commands import Call, pack
 from rlaas_django.backend.scripts import for_algorithms
-from rlaas_django.core.keys import counter_key, override_key
 from rlaas_django.core.algorithms import ALGORITHMS, FIXED_WINDOW, TOKEN_BUCKET
+from rlaas_django.core.keys import counter_key, override_key
 from rlaas_django.core.policy import script_arguments
 
 # In ms: a multiple of every window that divides an hour, so that fixed windows begin

@@ -237,9 +237,11 @@ async def _decide(checks: list[Check], caller: Caller, call: Call) -> list[Decis
     decisions: list[Decision] = await call(
         limiter.check_each, limiter.acheck_each, checks
     )
+
     if conf.config().enabled:
         for decision in decisions:
             observe(decision, caller.source)
+
     return decisions
 
 

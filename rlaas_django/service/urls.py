@@ -16,6 +16,7 @@ from .views import sync_view
 GET = ("GET", "HEAD")
 POST = ("POST",)
 GET_OR_POST = ("GET", "POST", "HEAD")
+
 # The method is that of the original request, where a proxy keeps it.
 FORWARDED = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD")
 
@@ -33,17 +34,25 @@ ENDPOINTS = (
     ("health", endpoints.health, None, GET),
     ("openapi.json", endpoints.openapi, None, GET),
 )
+
 # `auth/<policies>`, and what Envoy appends to it: the path of the original request.
 AUTH = r"^auth(?:/(?P<policies>[^/]+)(?P<path>/.*)?)?$"
 
 
 def patterns(view: Callable[..., Any]) -> list[URLPattern]:
-    """Return the URL patterns, with sync or async views."""
+    """Return the URL patterns, with sync or async views.
+
+    Their names are check, check-batch, openapi ...
+    """
+    urls = []
+    for route, *endpoint in ENDPOINTS:
+        name = route.removesuffix(".json").replace("/", "-")
+        urls.append(path(route, view(*endpoint), name=name))
+
     auth = view(endpoints.forward_auth, "check", FORWARDED)
-    return [
-        *[path(route, view(*rest), name=route) for route, *rest in ENDPOINTS],
-        re_path(AUTH, auth, name="auth"),
-    ]
+    urls.append(re_path(AUTH, auth, name="auth"))
+
+    return urls
 
 
 app_name = "rlaas_service"

@@ -52,6 +52,7 @@ class Endpoint(NamedTuple):
         if response.status_code != 204:
             # Without it, servers send the response in chunks.
             response.headers["Content-Length"] = str(len(response.content))
+
         return response
 
     def _require_method(self, request: HttpRequest) -> None:
@@ -71,6 +72,7 @@ class Endpoint(NamedTuple):
         require_verb(caller, self.verb)
         if caller.limit is not None:
             await _require_quota(caller, call)
+
         return caller
 
 

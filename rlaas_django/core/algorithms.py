@@ -1,7 +1,7 @@
 """The algorithms: a record of each, with all that Python code knows about it.
 
-To add one takes a record here, a Lua file, a class that counts it in the process,
-and a model in the tests.
+To add one takes a record here, a Lua file, and a model in the tests. In the process a
+sliding log counts for it, or a token bucket where a burst is set.
 """
 
 from __future__ import annotations

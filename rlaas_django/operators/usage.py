@@ -282,9 +282,12 @@ def _loaded_scripts(servers: Iterable[backend.Server]) -> list[str]:
 def _rate_limit_memory(keys: int) -> int | None:
     """Return the bytes of our keys; None if the server lacks MEMORY USAGE.
 
-    Those of the counters are estimated from a sample of all keys.
+    Those of the counters are estimated from a sample of all keys of each server.
     """
-    _cursor, sample = backend.scan_page(0, "*", SAMPLE_SIZE)
+    sample: list[str] = []
+    for index in range(len(backend.servers())):  # the first cursor of each server
+        _cursor, keys_of_server = backend.scan_page(index, "*", SAMPLE_SIZE)
+        sample += keys_of_server
     counters = [key for key in sample if key.startswith(COUNTER_PREFIX)]
     statistics = _statistics_keys()
     commands = [("MEMORY", "USAGE", key) for key in (*counters, *statistics)]

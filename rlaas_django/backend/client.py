@@ -61,7 +61,10 @@ def registered_scripts(alias: str) -> dict[str, Any]:
 
 
 def topology(alias: str | None = None) -> Topology:
-    """Return where the servers of a cache are; left out: of RATE_LIMITER['CACHE']."""
+    """Return where the servers of a cache are.
+
+    By default the cache is RATE_LIMITER['CACHE'].
+    """
     config = conf.config()
     alias = alias or config.cache
     topologies: dict[str, Topology] = config.derived.topologies
@@ -89,7 +92,10 @@ def _make_topology(alias: str, timeout: float) -> Topology:
 
 
 def connection_options(alias: str) -> dict[str, Any]:
-    """Return the options of the cache's own connections; nothing is sent."""
+    """Return the options of the cache's own connections.
+
+    Nothing is sent.
+    """
     if nodes := _cluster_nodes(alias):
         return nodes[0]
     options: dict[str, Any] = redis_client(alias).connection_pool.connection_kwargs

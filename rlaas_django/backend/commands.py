@@ -1,4 +1,4 @@
-"""Calls: commands as they are sent, and what their replies look like."""
+"""Commands as they are sent, and what their replies look like."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ class Call:
 
 
 class Pipeline(Call):
-    """Several calls that are sent together; their replies are a list."""
+    """Several calls that are sent together.
+
+    Their replies are a list.
+    """
 
     calls: tuple[Call, ...]
 

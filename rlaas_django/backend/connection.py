@@ -93,7 +93,10 @@ class ConnectionOptions(NamedTuple):
 
     @property
     def address(self) -> Address:
-        """The host and port; of a unix socket, the path and 0."""
+        """The host and port.
+
+        Of a unix socket, the path and 0.
+        """
         if "path" in self.options:
             return str(self.options["path"]), 0
 
@@ -131,11 +134,11 @@ class ConnectionOptions(NamedTuple):
         return connection, self._reader(connection, AsyncDefaultParser)
 
     def _reader(self, connection: Any, parser_class: Callable[..., Any]) -> Any:
-        """Give a connection a parser, and return what has `read_response`: the parser.
+        """Give a connection a parser, and return what has `read_response`.
 
-        Or the connection itself, which may read in another way or choose another
-        parser: if its class is not redis-py's own, or if a function of the site's is
-        called when it connects.
+        The parser, or the connection itself, which may read in another way or choose
+        another parser: if its class is not redis-py's own, or if a function of the
+        site's is called when it connects.
         """
         redis_classes = {*CONNECTION_CLASSES, *CONNECTION_CLASSES.values()}
         is_plain = self.options.get("redis_connect_func") is None
@@ -170,16 +173,9 @@ class HeldConnection:
         self.connection = connection
         self.read: Callable[[], Any] = reader.read_response
         if reader is connection:
-            self.read = self._read
+            self.read = _returning_errors(reader.read_response)
         self.is_new = True  # nothing was read from it yet
         self.last_call = NOT_CONNECTED  # when it was sent
-
-    def _read(self) -> Any:
-        """Read a reply; return an error reply, which such a connection raises."""
-        try:
-            return self.connection.read_response()
-        except redis.ResponseError as error:
-            return error
 
     def connect(self) -> None:
         """Connect anew."""
@@ -207,3 +203,17 @@ class HeldConnection:
             return bool(self.connection.can_read(timeout=0))
         except redis.RedisError:
             return True
+
+
+# Not a method: a connection that has one of its own methods as an attribute would stay
+# in the pool's WeakSet until the garbage collector runs.
+def _returning_errors(read_response: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a reader that returns error replies, which `read_response` raises."""
+
+    def read() -> Any:
+        try:
+            return read_response()
+        except redis.ResponseError as error:
+            return error
+
+    return read

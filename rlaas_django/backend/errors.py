@@ -1,4 +1,7 @@
-"""What an error says: whether the whole server is concerned, and what to do next."""
+"""What an error says.
+
+Whether the whole server is concerned, and what to do next.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ class UnavailableError(LoggedError):
 
 
 class PoolExhaustedError(exceptions.ConnectionError):
-    """All connections were in use for too long; the server is not to blame."""
+    """All connections were in use for too long.
+
+    The server is not to blame.
+    """
 
 
 class UnexpectedReplyError(exceptions.InvalidResponse):

@@ -42,7 +42,7 @@ def execute(topology: Topology, call: Call, admin_timeout: float | None = None) 
     if server is None:
         topology.wait_until_known()
     if server is None or server.breaker.error is not None:
-        server = _require(topology, topology.server_for(call.key))
+        server = _require_available(topology, topology.server_for(call.key))
 
     try:
         reply = server.send(call, admin_timeout)
@@ -59,7 +59,7 @@ async def aexecute(topology: Topology, call: Call) -> Any:
     if server is None:
         await topology.await_until_known()
     if server is None or server.breaker.error is not None:
-        server = _require(topology, topology.server_for(call.key))
+        server = _require_available(topology, topology.server_for(call.key))
 
     try:
         reply = await server.asend(call)
@@ -71,14 +71,14 @@ async def aexecute(topology: Topology, call: Call) -> Any:
 
 
 def _repeat(attempts: _Attempts, admin_timeout: float | None) -> Any:
-    while attempts.prepare():
+    while attempts.choose_next():
         time.sleep(attempts.pause)
         attempts.record(attempts.server.send(attempts.sent, admin_timeout))
     return attempts.reply
 
 
 async def _arepeat(attempts: _Attempts) -> Any:
-    while attempts.prepare():
+    while attempts.choose_next():
         await asyncio.sleep(attempts.pause)
         attempts.record(await attempts.server.asend(attempts.sent))
     return attempts.reply
@@ -94,7 +94,7 @@ class _Attempts:
         self, topology: Topology, call: Call, server: Server, error: ResponseError
     ) -> None:
         self.server = server
-        self.sent = call  # with what is sent before it
+        self.sent = call  # the call, with SCRIPT LOAD or ASKING before it
         self.pause = 0.0
         self.reply: Any = error
         self._topology = topology
@@ -103,16 +103,20 @@ class _Attempts:
         self._deadline = time.monotonic() + topology.timeout
 
     def record(self, reply: Any) -> None:
-        """Take the reply: of a pipeline, the first error in it, or the last reply."""
+        """Take the reply.
+
+        That of a pipeline is the first error in it, or the last reply.
+        """
         if self.sent is not self._call:
             errors = [part for part in reply if isinstance(part, ResponseError)]
             reply = errors[0] if errors else reply[-1]
         self.reply = reply
 
-    def prepare(self) -> bool:
-        """Choose what to send next, and where; return False after a reply.
+    def choose_next(self) -> bool:
+        """Choose what to send next, and where.
 
-        UnavailableError after an error when another attempt would not help.
+        Return False after a reply. UnavailableError after an error when another
+        attempt would not help.
         """
         error = self.reply
         if not isinstance(error, ResponseError):
@@ -138,7 +142,7 @@ class _Attempts:
             self.server = topology.redirect(error, self.server)
         if attempt is NextAttempt.ASKING:
             self.sent = Pipeline((ASKING, call))
-        _require(topology, self.server)
+        _require_available(topology, self.server)
         return True
 
 
@@ -189,12 +193,12 @@ async def aexecute_each(topology: Topology, calls: Sequence[Call]) -> list[Any]:
 
 def _run_batch(batch: _Batch, admin_timeout: float | None) -> None:
     try:
-        server = _require(batch.topology, batch.server)
+        server = _require_available(batch.topology, batch.server)
         batch.record(server, server.send(Pipeline(batch.calls.values()), admin_timeout))
     except (UnavailableError, RedisError) as error:
         batch.fail(error)
 
-    for index in batch.unsettled:
+    for index in batch.to_resend:
         try:
             reply = execute(batch.topology, batch.calls[index], admin_timeout)
         except UnavailableError as error:
@@ -204,12 +208,12 @@ def _run_batch(batch: _Batch, admin_timeout: float | None) -> None:
 
 async def _arun_batch(batch: _Batch) -> None:
     try:
-        server = _require(batch.topology, batch.server)
+        server = _require_available(batch.topology, batch.server)
         batch.record(server, await server.asend(Pipeline(batch.calls.values())))
     except (UnavailableError, RedisError) as error:
         batch.fail(error)
 
-    for index in batch.unsettled:
+    for index in batch.to_resend:
         try:
             reply = await aexecute(batch.topology, batch.calls[index])
         except UnavailableError as error:
@@ -231,10 +235,13 @@ class _Batch:
         self.server = server
         self.calls = calls
         self.replies = replies  # also to other batches
-        self.unsettled: list[int] = []  # of calls to send again, one by one
+        self.to_resend: list[int] = []  # one by one
 
     def record(self, server: Server, replies: list[Any]) -> None:
-        """Take the replies to the pipeline; errors may mean to send a call again."""
+        """Take the replies to the pipeline.
+
+        An error may mean to send a call again.
+        """
         topology = self.topology
         for index, reply in zip(self.calls, replies, strict=True):
             if not isinstance(reply, ResponseError):
@@ -242,7 +249,7 @@ class _Batch:
             elif next_attempt(reply) is None:
                 self.replies[index] = _failed(topology, server, reply)
             else:
-                self.unsettled.append(index)
+                self.to_resend.append(index)
             if isinstance(reply, MovedError) and isinstance(topology, ClusterTopology):
                 topology.redirect(reply, server)
 
@@ -271,7 +278,7 @@ def _batches(
 # Servers and errors
 
 
-def _require(topology: Topology, server: Server | None) -> Server:
+def _require_available(topology: Topology, server: Server | None) -> Server:
     """Return a server that may be called.
 
     UnavailableError when none is known or its circuit breaker is open.
@@ -290,7 +297,10 @@ def _require(topology: Topology, server: Server | None) -> Server:
 def _failed(
     topology: Topology, server: Server, error: ResponseError
 ) -> UnavailableError:
-    """Log an error reply after which a call is not sent again; return it as ours."""
+    """Log an error reply after which a call is not sent again.
+
+    Return it as ours.
+    """
     failure: Exception = error
     # MOVED is also an AskError.
     is_of_cluster = isinstance(error, (AskError, ClusterCrossSlotError))
@@ -336,7 +346,10 @@ def _key(command: Sequence[Word]) -> str:
 
 
 def servers() -> list[Server]:
-    """Return the servers that have keys; UnavailableError when none is known."""
+    """Return the servers that have keys.
+
+    UnavailableError when none is known.
+    """
     topology = client.topology()
     topology.wait_until_known()
     known = topology.servers()

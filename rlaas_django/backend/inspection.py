@@ -43,7 +43,10 @@ def encryption(server: Server) -> Encryption:
 
 
 def server_info(server: Server) -> dict[str, str]:
-    """Return the fields of INFO; none if an ACL forbids the command."""
+    """Return the fields of INFO.
+
+    There are none if an ACL forbids the command.
+    """
     try:
         (reply,) = run_commands([("INFO",)], server)
     except UnavailableError:

@@ -58,7 +58,10 @@ class Multiplexer:
         self._timed_out = False
 
     def execute(self, call: Call) -> asyncio.Future[Any]:
-        """Return a future of the reply; error replies are results, not exceptions."""
+        """Return a future of the reply.
+
+        Error replies are results, not exceptions.
+        """
         reply = self.loop.create_future()
         self._waiting.append((call, reply))
         if self._worker is None:
@@ -148,7 +151,10 @@ class Multiplexer:
                     future.set_result(reply)
 
     async def _read(self, call: Call) -> Any:
-        """Return the reply to a call; an error reply is returned, not raised."""
+        """Return the reply to a call.
+
+        An error reply is returned, not raised.
+        """
         if call.calls is not None:
             return [await self._read(part) for part in call.calls]
 
@@ -160,7 +166,10 @@ class Multiplexer:
         return self._server.validate(call, reply)
 
     async def _expect_no_reply(self) -> None:
-        """Raise if there is a reply to no call; the end of the connection is none."""
+        """Raise if there is a reply to no call.
+
+        The end of the connection is not a reply.
+        """
         connection = self._connection
         if hasattr(connection, "can_read") and await connection.can_read():
             with suppress(redis.ConnectionError, OSError):
@@ -216,13 +225,19 @@ class Multiplexer:
                 reply.set_exception(failure)
 
     def _cancel_all(self) -> None:
-        """Cancel what was sent and what was not: the loop ends."""
+        """Cancel what was sent and what was not.
+
+        The loop ends.
+        """
         for _, reply in (*self._stop(), *self._waiting):
             reply.cancel()
         self._waiting.clear()
 
     def _stop(self) -> Batch:
-        """End the worker and its timer; return the batch that it leaves."""
+        """End the worker and its timer.
+
+        Return the batch that it leaves.
+        """
         batch = self._batch
         self._batch = []
         self._worker = None

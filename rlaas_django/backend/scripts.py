@@ -1,8 +1,9 @@
-"""The Lua scripts: the files of the algorithms joined with the driver.
+"""The Lua scripts.
 
-An algorithm's file is valid Lua that returns its functions. It becomes the body of
-`load_algorithm(name)`, which the driver calls; in the script with all algorithms that
-function makes only the functions of the algorithm that is wanted.
+They are the files of the algorithms, joined with the driver. An algorithm's file is
+valid Lua that returns its functions. It becomes the body of `load_algorithm(name)`,
+which the driver calls; in the script with all algorithms that function makes only the
+functions of the algorithm that is wanted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from ..core.algorithms import ALGORITHMS
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script as it is sent to Redis; `version` names its files and their versions."""
+    """A script as it is sent to Redis.
+
+    `version` names its files and their versions.
+    """
 
     name: str
     version: str
@@ -28,7 +32,10 @@ class Script:
 
 
 def for_algorithms(algorithms: Iterable[str]) -> Script:
-    """Return the script of one algorithm; for several, the script with all of them."""
+    """Return the script of one algorithm.
+
+    For several, return the script with all of them.
+    """
     names = set(algorithms)
     if len(names) > 1:
         return _join(tuple(ALGORITHMS))

@@ -51,7 +51,7 @@ class Server:
         self._is_fake = package == "fakeredis"
 
     def send(self, call: Call, admin_timeout: float | None = None) -> Any:
-        """Return the reply to a call; of a pipeline the list of replies.
+        """Return the reply to a call, or the list of replies to a pipeline.
 
         Error replies are returned, not raised. `admin_timeout` is how long a page waits
         for a reply; None for a decision.
@@ -70,7 +70,7 @@ class Server:
             raise
 
         self._pool.release(held, sent_at)
-        # Not by isinstance, which takes a hundredth of a decision: its reply is a list.
+        # A decision's reply is a list; isinstance would take 1 % of a decision.
         if self.breaker.failed or type(reply) is not list or call.calls is not None:
             self._record(reply, is_decision=admin_timeout is None)
         return reply
@@ -132,12 +132,12 @@ class Server:
     def _record(self, reply: Any, *, is_decision: bool = True) -> None:
         """Tell the breaker what a reply, or each of a pipeline, says of the server."""
         replies = reply if isinstance(reply, list) else [reply]
-        for error in replies:
-            if not isinstance(error, ResponseError) or not concerns_whole_server(error):
+        for part in replies:
+            if not isinstance(part, ResponseError) or not concerns_whole_server(part):
                 continue
             # A page needs more rights than decisions do.
-            if is_decision or not isinstance(error, NoPermissionError):
-                self._record_error_of_server(error)
+            if is_decision or not isinstance(part, NoPermissionError):
+                self._record_error_of_server(part)
             return
         self.breaker.record_success()
 
@@ -151,7 +151,10 @@ class Server:
     def _end_call(
         self, held: HeldConnection | None, error: BaseException, timeout: float | None
     ) -> None:
-        """Record that a call had no reply; raise redis-py's error for it, if any."""
+        """Record that a call had no reply.
+
+        Raise redis-py's error for it, if any.
+        """
         failure = error
         try:
             # Recorded first: a thread that waits for the connection would take it to a
@@ -169,31 +172,35 @@ class Server:
     def record_failure(
         self, error: Exception, is_new: bool, timeout: float | None = None
     ) -> Exception:
-        """Tell the breaker that a call had no reply; return redis-py's error for it.
+        """Tell the breaker that a call had no reply.
 
-        If the server closed a connection that is not new, or somebody on the way to it,
-        it may be available all the same: if not, the connection that replaces it fails.
+        Return redis-py's error for it.
         """
         if isinstance(error, PROGRAMMING_ERRORS):
             return error
 
         failure = as_redis_error(error, self.name, timeout or self.timeout)
-        is_lost = type(failure) is redis.ConnectionError
-        is_closed = is_lost and not is_new
-        if is_closed:
+        is_connection_lost = type(failure) is redis.ConnectionError
+        # A closed connection that had been used says little about the server: if the
+        # server is down, the next connection fails.
+        was_in_use = is_connection_lost and not is_new
+        if was_in_use:
             self._pool.examine_idle()
-        if is_closed or isinstance(failure, (PoolExhaustedError, UnexpectedReplyError)):
+        if was_in_use or isinstance(
+            failure, (PoolExhaustedError, UnexpectedReplyError)
+        ):
             self.breaker.log_error(failure)
             return failure
 
         # After one lost connection, or one slow call, the next call need not fail.
-        opens = not is_lost and not isinstance(failure, redis.TimeoutError)
-        self.breaker.record_failure(failure, opens=opens)
+        is_timeout = isinstance(failure, redis.TimeoutError)
+        opens_breaker = not is_connection_lost and not is_timeout
+        self.breaker.record_failure(failure, opens=opens_breaker)
         return failure
 
 
 def _read(held: HeldConnection, call: Call, admin_timeout: float | None) -> Any:
-    """Return the reply to a call; of a pipeline the list of replies."""
+    """Return the reply to a call, or the list of replies to a pipeline."""
     replies = []
     for part in call.calls or (call,):
         if admin_timeout is not None:

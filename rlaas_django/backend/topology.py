@@ -24,7 +24,10 @@ from .server import Server
 
 
 class Topology:
-    """Where the servers are: a single one, or, in a derived class, as others say."""
+    """Where the servers are.
+
+    A single one, or, in a derived class, as others say.
+    """
 
     clustered = False
     error = ""  # why no server is known
@@ -34,7 +37,7 @@ class Topology:
         self.timeout = timeout
 
     def server_for(self, key: str) -> Server | None:  # noqa: ARG002
-        """Return the server that has a key; None while it is not known."""
+        """Return the server that has a key, or None while it is not known."""
         return self.master
 
     def servers(self) -> list[Server]:
@@ -47,7 +50,7 @@ class Topology:
             server.close()
 
     def group_by_slot(self, keys: Sequence[str]) -> list[Sequence[int]]:
-        """Return which of these keys, by index, one call may name."""
+        """Group the indexes of keys by hash slot. One call names keys of one slot."""
         return [range(len(keys))]
 
     def refresh_soon(self) -> None:
@@ -74,7 +77,10 @@ class DiscoveredTopology(Topology):
         self._refresher.request()
 
     def discover(self) -> bool:
-        """Ask where the servers are; return whether anything changed."""
+        """Ask where the servers are.
+
+        Return whether anything changed.
+        """
         raise NotImplementedError
 
     def refresh_soon(self) -> None:
@@ -282,7 +288,10 @@ class Refresher:
             self._next_run = time.monotonic() + self._interval
 
     def _is_due(self) -> bool:
-        """Wait until the next run may begin; return whether one was requested."""
+        """Wait until the next run may begin.
+
+        Return whether one was requested.
+        """
         time.sleep(max(0.0, self._next_run - time.monotonic()))
         with self._lock:
             self._running = self._requested

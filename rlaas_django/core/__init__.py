@@ -1,1 +1,4 @@
-"""Pure Python: neither Django nor Redis is imported here."""
+"""Pure Python.
+
+Neither Django nor Redis is imported here.
+"""

@@ -1,4 +1,6 @@
-"""The algorithms: a record of each, with all that Python code knows about it.
+"""The algorithms.
+
+There is a record of each, with all that Python code knows about it.
 
 To add one takes a record here, a Lua file, and a model in the tests. In the process a
 sliding log counts for it, or a token bucket where a burst is set.
@@ -16,7 +18,10 @@ TOKEN_BUCKET = "token-bucket-algo"  # noqa: S105
 
 
 def gettext_noop(text: str) -> str:
-    """Return text as it is; makemessages collects it, by the name of this function."""
+    """Return text as it is.
+
+    makemessages collects it, by the name of this function.
+    """
     return text
 
 

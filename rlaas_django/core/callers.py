@@ -1,4 +1,7 @@
-"""The callers of the HTTP service: other programs, each with what it may do."""
+"""The callers of the HTTP service.
+
+They are other programs, each with what it may do.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ class Service:
 def parse_tokens(
     tokens: Any, policies: Mapping[str, Policy]
 ) -> Iterator[tuple[str, Caller]]:
-    """Parse RATE_LIMITER['SERVICE']['TOKENS']; PolicyError when an entry is invalid."""
+    """Parse RATE_LIMITER['SERVICE']['TOKENS'].
+
+    PolicyError when an entry is invalid.
+    """
     if not isinstance(tokens, Mapping):
         raise PolicyError("TOKENS should be a dict of names and tokens.")
 

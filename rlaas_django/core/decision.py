@@ -1,4 +1,7 @@
-"""What was decided: a Decision per check, an Outcome per policy."""
+"""What was decided.
+
+A check has a Decision, with an Outcome per policy.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ class Outcome(NamedTuple):
 
 
 class Decision:
-    """The result of one check: the strictest policy's figures, an outcome per policy.
+    """The result of one check.
+
+    Its values are those of the strictest policy, and it has an outcome per policy.
 
     >>> decision = check("alice")
     >>> decision.allowed, decision.remaining, decision.retry_after
@@ -38,14 +43,14 @@ class Decision:
     """
 
     __slots__ = (
+        "_outcomes",
         "age",
         "allowed",
         "current_count",
         "latency",
         "limit",
-        "made_outcomes",
-        "make_outcomes",
         "policy",
+        "read_outcomes",
         "receipts",
         "remaining",
         "reply",
@@ -76,11 +81,12 @@ class Decision:
     latency: float | None
     # The check and the script's reply to it; None where the outcomes were given.
     reply: Any
-    # Seconds since the reply, where it is a refusal repeated from memory.
+    # Seconds since the reply, where it is a cached refusal.
     age: float
-    # The outcomes, once they are made; and what makes those of a reply.
-    made_outcomes: tuple[Outcome, ...] | None
-    make_outcomes: Callable[[Decision], tuple[Outcome, ...]]
+    # None until they are read.
+    _outcomes: tuple[Outcome, ...] | None
+    # Makes the outcomes of a reply.
+    read_outcomes: Callable[[Decision], tuple[Outcome, ...]]
 
     def __init__(
         self,
@@ -88,20 +94,20 @@ class Decision:
         outcomes: tuple[Outcome, ...],
         receipts: list[Any] | None = None,
     ) -> None:
-        figures = strictest(outcomes)
+        strictest_outcome = strictest(outcomes)
         self.allowed = allowed
-        self.policy = figures.policy
-        self.limit = figures.limit
-        self.current_count = figures.current_count
-        self.remaining = figures.remaining
-        self.retry_after = 0.0 if allowed else figures.retry_after
-        self.reset_after = figures.reset_after
-        self.ttl = figures.ttl
+        self.policy = strictest_outcome.policy
+        self.limit = strictest_outcome.limit
+        self.current_count = strictest_outcome.current_count
+        self.remaining = strictest_outcome.remaining
+        self.retry_after = 0.0 if allowed else strictest_outcome.retry_after
+        self.reset_after = strictest_outcome.reset_after
+        self.ttl = strictest_outcome.ttl
         self.receipts = [] if receipts is None else receipts
         self.latency = None
         self.reply = None
         self.age = 0.0
-        self.made_outcomes = outcomes
+        self._outcomes = outcomes
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -109,9 +115,9 @@ class Decision:
 
         Those of a reply are made when they are read: a check in code needs none.
         """
-        if self.made_outcomes is None:
-            self.made_outcomes = self.make_outcomes(self)
-        return self.made_outcomes
+        if self._outcomes is None:
+            self._outcomes = self.read_outcomes(self)
+        return self._outcomes
 
     @property
     def degraded(self) -> bool:
@@ -122,7 +128,7 @@ class Decision:
 
     @property
     def is_cached(self) -> bool:
-        """Whether it is a refusal repeated from memory."""
+        """Whether it is a cached refusal."""
         return self.age > 0
 
     @property
@@ -138,7 +144,10 @@ class Decision:
         return bool(refusing) and all(outcome.failed_closed for outcome in refusing)
 
     def __reduce__(self) -> Any:
-        """Copy the result without the receipts: only the decision can be refunded."""
+        """Copy the result without the receipts.
+
+        So only the original can be refunded.
+        """
         return Decision, (self.allowed, self.outcomes)
 
     def __eq__(self, other: object) -> bool:

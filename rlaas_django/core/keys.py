@@ -41,7 +41,10 @@ _IPV4 = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}")
 
 
 class EncodedIdentity(str):
-    """An identity in a key: `alice`, `ip=203.0.113.9`, `token=<digest>`, `global`."""
+    """An identity in a key.
+
+    `alice`, `ip=203.0.113.9`, `token=<digest>`, `global`.
+    """
 
     __slots__ = ()
 
@@ -187,9 +190,10 @@ def encode(text: str) -> str:
 
 
 def encode_network(text: str, encoding: Encoding) -> str:
-    """Return the encoded identity of a network; ValueError where it is not one.
+    """Return the encoded identity of a network.
 
-    A network of the size that is counted as an address is encoded as that address.
+    ValueError where it is not one. A network of the size that is counted as an address
+    is encoded as that address.
 
     >>> encode_network("203.0.113.0/24", encoding)
     'net=203.0.113.0%2F24'
@@ -261,7 +265,9 @@ def counted_address(text: str, ipv6_prefix: int) -> str:
 
 
 def parse_address(text: str) -> IPAddress | None:
-    """Parse an address, with or without port, brackets or zone; None for other text.
+    """Parse an address, with or without port, brackets or zone.
+
+    Return None for other text.
 
     `203.0.113.9`, `203.0.113.9:4711`, `2001:db8::1`, `[2001:db8::1]:4711`,
     `fe80::1%eth0`.

@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from .algorithms import ALGORITHMS, TOKEN_BUCKET, is_algorithm
+from .algorithms import ALGORITHMS, is_algorithm
 
 # The name of the policy that the settings describe at their top level.
 DEFAULT = "default"
@@ -43,14 +43,17 @@ _UNITS = {
 }
 _RATE = re.compile(rf"([0-9]{{1,16}})/(?=.)([0-9]{{0,16}})({'|'.join(_UNITS)})")
 MAX_NAME_LENGTH = 100
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_LENGTH}}}")
 # What a string of a structured field (RFC 9651) has without escapes.
 LABEL = re.compile(r"[ !#-\[\]-~]{1,100}")
 DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 class PolicyError(ValueError):
-    """An invalid rate or policy: the value, the reason and the accepted form."""
+    """An invalid rate or policy.
+
+    It names the value, the reason and the accepted form.
+    """
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
@@ -151,7 +154,10 @@ RateLike = str | tuple[int, int] | Rate
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A named limit: how much, for whom, by which algorithm. Its name is its counter.
+    """A named limit.
+
+    It says how much, for whom and by which algorithm. Policies of one name share a
+    counter.
 
     >>> Policy("search", "30/10s", key="ip", algo="token-bucket-algo", burst=60)
     """
@@ -177,7 +183,8 @@ class Policy:
         if self.label == "":
             object.__setattr__(self, "label", self.name)
 
-        for problem in self._problems():
+        problem = next(iter(self._problems()), None)
+        if problem is not None:
             raise PolicyError(f"Policy {self.name!r}: {problem}")
 
     def _problems(self) -> Iterable[str]:
@@ -217,11 +224,14 @@ class Policy:
                 f"at most {Rate.maximum(self.rate.window)} is accepted."
             )
         if self.algo is not None and not _has_burst(self.algo):
-            yield f"burst goes with {TOKEN_BUCKET!r}, not with {self.algo!r}."
+            yield _misplaced_burst(self.algo)
 
     @property
     def fixed_rate(self) -> Rate:
-        """The rate; PolicyError when it is a function of the request."""
+        """The rate.
+
+        PolicyError when it is a function of the request.
+        """
         if not isinstance(self.rate, Rate):
             raise PolicyError(
                 f"Policy {self.name!r} takes its rate from a request; "
@@ -231,7 +241,10 @@ class Policy:
 
     @property
     def capacity(self) -> int:
-        """The most units at once: the burst of a token bucket, otherwise the limit."""
+        """The most units at once.
+
+        The burst of a token bucket, otherwise the limit.
+        """
         return self.burst or self.fixed_rate.limit
 
     @property
@@ -250,7 +263,7 @@ Policies = str | Policy | Sequence[str | Policy] | None  # None: the default
 
 
 def unknown_algorithm(algo: object) -> str:
-    """Return the sentence that says so, with the known ones."""
+    """Return the message for an unknown algorithm."""
     return (
         f"algorithm {algo!r} is not known{nearest(algo, ALGORITHMS)} "
         f"Write one of {', '.join(ALGORITHMS)}."
@@ -278,6 +291,12 @@ def _has_burst(algo: str) -> bool:
     return is_algorithm(algo) and ALGORITHMS[algo].has_burst
 
 
+def _misplaced_burst(algo: str) -> str:
+    """Return the message for a burst of an algorithm that has none."""
+    names = [repr(record.name) for record in ALGORITHMS.values() if record.has_burst]
+    return f"burst goes with {' or '.join(names)}, not with {algo!r}."
+
+
 class ScriptArguments(NamedTuple):
     """A policy as the scripts take it."""
 
@@ -293,10 +312,7 @@ def script_arguments(policy: Policy, default_algo: str) -> ScriptArguments:
     """Return the script arguments of a policy under the algorithm of the settings."""
     algo = policy.algo or default_algo
     if policy.burst is not None and not _has_burst(algo):
-        raise PolicyError(
-            f"Policy {policy.name!r}: burst goes with {TOKEN_BUCKET!r}, "
-            f"not with {algo!r}."
-        )
+        raise PolicyError(f"Policy {policy.name!r}: {_misplaced_burst(algo)}")
 
     window = policy.window * 1000
     ttl = window * ALGORITHMS[algo].ttl_windows

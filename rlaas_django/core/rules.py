@@ -1,6 +1,6 @@
-"""What rules and decorators say about requests: which are limited, and how.
+"""What rules and decorators say about requests.
 
-No Django, no Redis.
+They say which are limited, and how. No Django, no Redis.
 """
 
 from __future__ import annotations
@@ -123,7 +123,10 @@ def parse_rule(entry: Any, policies: Mapping[str, Policy]) -> Rule:
 
 
 def _parse_rule_methods(entry: Mapping[str, Any]) -> frozenset[str] | None:
-    """Return the methods of a rule: `methods` is a list, `method` also text."""
+    """Return the methods of a rule.
+
+    `methods` is a list, `method` also text.
+    """
     method = entry.get("method")
     methods = entry.get("methods")
     if methods is not None:
@@ -240,7 +243,7 @@ def cost_problem(
 
 
 def excessive_cost(cost: int, algo: str) -> str | None:
-    """Return why an algorithm does not accept a cost; None if it does."""
+    """Return why an algorithm does not accept a cost, or None if it does."""
     algorithm = ALGORITHMS[algo]
     if algorithm.max_cost is None or cost <= algorithm.max_cost:
         return None

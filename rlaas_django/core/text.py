@@ -1,4 +1,7 @@
-"""Text that a client chose: made safe to show, and compared as databases compare it."""
+"""Text that a client chose.
+
+It is made safe to show, and compared as databases compare it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ MAX_FOLDED = 1_000  # characters; no user name is longer
 
 
 def printable(text: str) -> str:
-    r"""Escape control and bidirectional characters: `a\n`, `\x1b`, `\u202e`."""
+    r"""Escape control and bidirectional characters.
+
+    They are shown as `\n`, `\x1b`, `\u202e`.
+    """
     if text.isprintable():
         return text
     return "".join(

@@ -1,4 +1,4 @@
-"""The limiter: check, peek, refund and reset, with the async twins."""
+"""Check, peek, refund and reset, with the async twins."""
 
 from .adjusting import arefund, refund, refund_later, refund_units
 from .checking import (

@@ -55,27 +55,30 @@ class _Refund:
             self._units += receipt.refund()
             return
         check, reply = receipt
-        keys, words = charges(check, reply)
+        keys, words = refund_arguments(check, reply)
         if keys:
             self._counters += replies.charged_counters(check, reply)
             self.calls.append(refund_call(keys, words))
 
-    def result(self, replies: Iterable[Any]) -> Refunded:
-        return total(replies, self._counters, self._units)
+    def result(self, results: Iterable[Any]) -> Refunded:
+        return sum_refunds(results, self._counters, self._units)
 
 
 def refund(decision: Decision) -> bool:
     """Refund what a decision charged, once.
 
     Return False when there is nothing (more) to refund. A unit that has left its
-    window meanwhile is not refunded a second time.
+    window is not refunded.
     """
-    return is_refunded(refund_all(decision.receipts))
+    return require_refunded(refund_all(decision.receipts))
 
 
 async def arefund(decision: Decision) -> bool:
-    """As `refund`, natively async; a caller that is cancelled does not stop it."""
-    return is_refunded(await arefund_all(decision.receipts))
+    """As `refund`, natively async.
+
+    A caller that is cancelled does not stop it.
+    """
+    return require_refunded(await arefund_all(decision.receipts))
 
 
 def refund_all(receipts: list[Any]) -> Refunded:
@@ -89,7 +92,10 @@ def refund_all(receipts: list[Any]) -> Refunded:
 
 
 async def arefund_all(receipts: list[Any]) -> Refunded:
-    """As `refund_all`, natively async; a caller that is cancelled does not stop it."""
+    """As `refund_all`, natively async.
+
+    A caller that is cancelled does not stop it.
+    """
     if not receipts:
         return Refunded(0)
     return await asyncio.shield(refund_later(receipts))
@@ -115,7 +121,10 @@ async def _arefund_all(receipts: list[Any]) -> Refunded:
 
 
 def refundable_call(check: Check) -> Call:
-    """Return the call of a check; it is refunded if its caller is cancelled."""
+    """Return the call of a check.
+
+    The check is refunded if its caller is cancelled.
+    """
     call = check.pack()
     if check.charge:
         call.on_abandoned = partial(_refund_abandoned, check)
@@ -128,7 +137,10 @@ def _refund_abandoned(check: Check, reply: Any) -> None:
 
 
 def refund_units(identity: Identity, policy: Policy, units: int) -> int:
-    """Refund some units of an identity's usage, the newest first; return how many."""
+    """Refund some units of an identity's usage, the newest first.
+
+    Return how many were refunded.
+    """
     peek = plan(identity, policy, 1, charge=False)
     topology = peek.policy_set.topology
     keys = peek.policy_set.keys(peek.identities)
@@ -136,46 +148,52 @@ def refund_units(identity: Identity, policy: Policy, units: int) -> int:
     reply = backend.execute(topology, peek.pack(), admin_timeout=ADMIN_TIMEOUT)
     arguments = replies.decided_arguments(peek, reply, 0)
     call = refund_call(keys, ["", units, *arguments, 0])
-    refunded = sum(backend.execute(topology, call))
+    refunded = sum(backend.execute(topology, call, admin_timeout=ADMIN_TIMEOUT))
     peek.policy_set.refusals.invalidate(peek.policy_set.names)
     return int(refunded)
 
 
-def total(
-    replies: Iterable[Any], changed: Iterable[str | Counter], units: int = 0
+def sum_refunds(
+    results: Iterable[Any], changed: Iterable[str | Counter], units: int = 0
 ) -> Refunded:
-    """Return what refunds gave, and why others failed: a slot may be unavailable.
+    """Sum the units that refunds returned, and keep the last error.
 
     `changed` are the counters that were refunded, or whole policies. Cached refusals
     of other identities stay: most refunds are of a request's own charge, and an attack
-    that causes many of them shall stay cheap.
+    that causes many of them must stay cheap.
     """
     error = None
-    for reply in replies:
-        if isinstance(reply, UnavailableError):
-            error = reply
+    for result in results:
+        if isinstance(result, UnavailableError):
+            error = result
         else:
-            units += sum(reply)
+            units += sum(result)
     cached_refusals().invalidate(changed)
     return Refunded(units, error)
 
 
-def is_refunded(refunded: Refunded) -> bool:
-    """Return whether there was anything to refund; raise what prevented it."""
+def require_refunded(refunded: Refunded) -> bool:
+    """Raise what prevented a refund.
+
+    Return whether there was anything to refund.
+    """
     if refunded.error is not None:
         raise refunded.error
     return refunded.units > 0
 
 
-def charges(check: Check, reply: list[int]) -> tuple[list[str], list[Any]]:
-    """Return what a check charged: the counters' keys, and their refund's arguments."""
+def refund_arguments(check: Check, reply: list[int]) -> tuple[list[str], list[Any]]:
+    """Return the arguments of the refund of what a check charged.
+
+    The keys of the counters, and the words that follow.
+    """
     all_keys = check.policy_set.keys(check.identities)
     keys = []
     words: list[Any] = [check.unique, check.cost]
-    for index in replies.charged(check, reply):
+    for index in replies.charged_indexes(check, reply):
         keys.append(all_keys[index])
         words += replies.decided_arguments(check, reply, index)
-        words.append(replies.charged_at(reply, index))
+        words.append(replies.charge_stamp(reply, index))
     return keys, words
 
 

@@ -1,4 +1,4 @@
-"""Decide: plan a check, have the backend execute it, read the reply.
+"""Plan a check, have the backend execute it, and read the reply.
 
 The async twins differ by `await`.
 """
@@ -74,7 +74,10 @@ async def acheck(
 
 
 def decide(planned: Check) -> Decision:
-    """Decide a planned check, and charge when allowed; nobody observes it."""
+    """Decide a planned check, and charge when allowed.
+
+    The caller passes the decision to the observers.
+    """
     policy_set = planned.policy_set
     refusals = policy_set.refusals
     if refusals.entries and (refusal := refusals.find(planned)) is not None:
@@ -89,7 +92,7 @@ def decide(planned: Check) -> Decision:
         return _decide_without_redis(planned, error)
     decision = read(planned, reply)
     if not decision.allowed or observers.measures_latency:
-        _settle(planned, decision, call.sent_at)
+        _measure_and_cache(planned, decision, call.sent_at)
     return decision
 
 
@@ -109,11 +112,11 @@ async def adecide(planned: Check) -> Decision:
         return await _adecide_without_redis(planned, error)
     decision = read(planned, reply)
     if not decision.allowed or observers.measures_latency:
-        _settle(planned, decision, call.sent_at)
+        _measure_and_cache(planned, decision, call.sent_at)
     return decision
 
 
-def _settle(planned: Check, decision: Decision, sent_at: float) -> None:
+def _measure_and_cache(planned: Check, decision: Decision, sent_at: float) -> None:
     """Measure a decision by Redis, and cache it if it is a refusal."""
     if observers.measures_latency:
         decision.latency = time.monotonic() - sent_at
@@ -147,7 +150,7 @@ def check_each(checks: Sequence[Check]) -> list[Decision]:
     >>> check_each([plan("alice", "search", 1), plan("bob", ["search", "site"], 3)])
     """
     batch = _Batch(checks, Check.pack)
-    batch.settle(backend.execute_each(backend.topology(), batch.calls))
+    batch.add_replies(backend.execute_each(backend.topology(), batch.calls))
     for error, decision in batch.failures:
         signals.send(signals.backend_failed, error=error, decision=decision)
     for index in batch.undecided():
@@ -158,7 +161,7 @@ def check_each(checks: Sequence[Check]) -> list[Decision]:
 async def acheck_each(checks: Sequence[Check]) -> list[Decision]:
     """As `check_each`, natively async. If the caller is cancelled, it is refunded."""
     batch = _Batch(checks, refundable_call)
-    batch.settle(await backend.aexecute_each(backend.topology(), batch.calls))
+    batch.add_replies(await backend.aexecute_each(backend.topology(), batch.calls))
     try:
         for error, decision in batch.failures:
             await signals.asend(signals.backend_failed, error=error, decision=decision)
@@ -195,7 +198,7 @@ class _Batch:
         """Return the indexes of the checks that have no decision yet."""
         return [i for i in range(len(self._checks)) if i not in self.decisions]
 
-    def settle(self, replies: Sequence[Any]) -> None:
+    def add_replies(self, replies: Sequence[Any]) -> None:
         """Decide by the replies to the calls, and without Redis where there is none."""
         for index, reply in zip(self._called, replies, strict=True):
             planned = self._checks[index]
@@ -204,7 +207,7 @@ class _Batch:
                 self.failures.append((reply, decision))
             else:
                 decision = read(planned, reply)
-                _settle(planned, decision, self._started)
+                _measure_and_cache(planned, decision, self._started)
             self.decisions[index] = decision
 
 
@@ -232,7 +235,7 @@ def peek_planned(planned: Check) -> Decision:
 
 
 def _decide_by_slots(planned: Check) -> Decision:
-    """Decide slot by slot, as a cluster needs it, and as serves for a peek."""
+    """Decide slot by slot, as a cluster requires. A peek also uses this."""
     slots = SlotCheck(planned)
     for group in slots.groups:
         part = slots.part(group)
@@ -269,7 +272,7 @@ async def _adecide_by_slots(planned: Check) -> Decision:
 
 
 def _refund_slots(slots: SlotCheck) -> None:
-    """Refund what a refused check charged, and get the figures after it."""
+    """Refund what a refused check charged, and get the outcomes after it."""
     peeks = slots.peeks_after_refund()
     refund_all(slots.receipts)
     for part in peeks:
@@ -300,7 +303,7 @@ async def _aexecute(part: Check) -> Any:
 
 
 def decide_by_redis(planned: Check) -> Decision:
-    """Decide for a page or a command: UnavailableError when Redis is unavailable."""
+    """Decide for a page or a command, or raise UnavailableError."""
     topology = planned.policy_set.topology
     call = planned.pack()
     return read(planned, backend.execute(topology, call, admin_timeout=ADMIN_TIMEOUT))
@@ -336,7 +339,7 @@ def _peek_together(pairs: Sequence[tuple[Policy, str]]) -> list[Outcome]:
 def unlimited() -> Decision:
     """Return the decision where nothing is checked.
 
-    It has an outcome of the default policy, of an identity ''.
+    It has one outcome: that of the default policy for an empty identity.
     """
     return Decision(True, (fallback.uncounted(conf.config().policy(DEFAULT), ""),))
 
@@ -435,11 +438,12 @@ async def aacquire(
 
 
 def _wait(decision: Decision, deadline: float) -> float | None:
-    """Return the seconds to wait; None where it is allowed, or they are too many."""
+    """Return the seconds to wait, or None if it is allowed or they are too many."""
     wait = decision.retry_after
     if decision.allowed or wait == math.inf or time.monotonic() + wait > deadline:
         return None
     if clock.frozen is None:
         return wait
+    # Under the frozen clock of tests, move time instead of waiting.
     clock.frozen.tick(max(1, round(wait * 1000)))
     return 0.0

@@ -105,7 +105,10 @@ def _counted(policy: Policy, limit: LocalLimit, reply: LocalReply) -> Outcome:
 
 
 def uncounted(policy: Policy, identity: str, *, degraded: bool = False) -> Outcome:
-    """Return an outcome without counting: unlimited, or by `on_failure`."""
+    """Return an outcome without counting.
+
+    It is unlimited, or as `on_failure` says.
+    """
     refused = degraded and policy.on_failure == "closed"
     capacity = policy.capacity
     return Outcome(

@@ -96,7 +96,10 @@ class SlidingLog:
         return newest[0]
 
     def refund(self, limit: LocalLimit, now: int, cost: int, charged_at: int) -> int:
-        """Take units of a stamp back; return how many there were."""
+        """Take units of a stamp back.
+
+        Return how many there were.
+        """
         if charged_at <= now - limit.window:
             return 0
         for entry in self._entries:
@@ -150,9 +153,9 @@ class TokenBucket:
         return self._total
 
     def refund(self, limit: LocalLimit, now: int, cost: int, charged_at: int) -> int:
-        """Take back what no refill has restored; return how many units.
+        """Take back what no refill has restored.
 
-        Refills go to the oldest charge, as in token_bucket.lua.
+        Return how many units. Refills go to the oldest charge, as in token_bucket.lua.
         """
         self._refill(limit, now)
         charged = cost * limit.window
@@ -201,7 +204,10 @@ class LocalLimiter:
         charge: bool,
         max_identities: int,
     ) -> list[LocalReply]:
-        """Decide all policies or none; without `charge`, count nothing."""
+        """Decide all policies or none.
+
+        Without `charge`, count nothing.
+        """
         with self._lock:
             usages = [self._state(limit).peek(limit, now, cost) for limit in limits]
             replies = [

@@ -66,9 +66,9 @@ class Networks:
     def override_texts(
         self, address: str, policies: Sequence[Policy], identities: Sequence[str]
     ) -> tuple[str, ...]:
-        """Return the overrides that apply to a check, as text per policy; () for none.
+        """Return the overrides that apply to a check, as text per policy.
 
-        `address` is that of the client, '' if it is not known.
+        () for none. `address` is that of the client, '' if it is not known.
         """
         overrides = self.find(address)
         if not overrides:

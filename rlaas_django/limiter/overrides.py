@@ -1,4 +1,4 @@
-"""Overrides: block an identity, exempt it, or give it a custom limit, until a time.
+"""Block an identity, exempt it, or give it a custom limit, until a time.
 
 The script that decides reads them, so that they apply everywhere at once and cost no
 round trip. The database keeps them (models.Override); Redis has

@@ -1,4 +1,4 @@
-"""Plan a check: who is charged what, by which policies; pack its command. No I/O."""
+"""Plan a check: its policies, identities and cost. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .policy_set import PolicySet, Template, compile_policies
 
 # Beyond every limit; a larger cost may be too long to send.
 NEVER_FITS = 2 * MAX_PRODUCT
-# Of the id that tells a check from all others: two of one millisecond are two entries.
+# Bytes of a check's unique id, so that two checks in one millisecond are two entries.
 UNIQUE_BYTES = 10
 
 
@@ -29,7 +29,7 @@ class CheckCall(Call):
 
 
 class Check:
-    """A check: who is charged what, by which policies.
+    """A check: its policies, identities and cost.
 
     `plan_encoded` sets the attributes; see CheckCall.
     """
@@ -83,7 +83,10 @@ class Check:
 
     @property
     def in_one_slot(self) -> bool:
-        """Whether one call can decide it; False while `ENABLED` is."""
+        """Whether one call can decide the check.
+
+        False if `ENABLED` is False.
+        """
         policy_set = self.policy_set
         if policy_set.in_one_call or not policy_set.enabled:
             return policy_set.in_one_call
@@ -101,7 +104,10 @@ class Check:
 
 
 def pack_command(check: Check) -> bytes:
-    """Return the command as it is sent; identities are ASCII, or this raises."""
+    """Return the command as it is sent.
+
+    UnicodeEncodeError when an identity is not ASCII.
+    """
     policy_set = check.policy_set
     identities: Sequence[str] = check.identities
     keys = policy_set.keys(identities)

@@ -33,7 +33,10 @@ Template = tuple[list[str], str]
 
 
 class PolicySet:
-    """Policies that are checked together: all are charged or none."""
+    """Policies that are checked together.
+
+    All are charged or none.
+    """
 
     def __init__(
         self, policies: tuple[Policy, ...], config: Config, topology: backend.Topology
@@ -92,7 +95,10 @@ class PolicySet:
         self.words += (*arguments, int(policy.shadow), policy.name)
 
     def part(self, indexes: Sequence[int]) -> PolicySet:
-        """Return the set of some of the policies: those of one slot of a cluster."""
+        """Return the set of some of the policies.
+
+        They are those of one slot of a cluster.
+        """
         key = tuple(indexes)
         if len(key) == len(self.policies):
             return self
@@ -140,7 +146,7 @@ _SINGLE = (Policy, str, NoneType)
 
 
 def compile_policies(policies: Policies, alias: str | None = None) -> PolicySet:
-    """Return the set of a policy, of its name, or of several.
+    """Return the compiled set of one or several policies, or of their names.
 
     None is the default policy. `alias` names another cache than
     RATE_LIMITER['CACHE'].

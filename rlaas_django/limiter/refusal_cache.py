@@ -1,4 +1,4 @@
-"""Refusals repeated from memory, so that an attack costs Redis nothing.
+"""Cache refusals in memory, so that an attack costs Redis nothing.
 
 A refusal with an exact wait stays true until the wait is over; only a refund, a reset
 or an override ends it earlier. In this process these invalidate it; those of other
@@ -100,14 +100,16 @@ class RefusalCache:
     def invalidate(self, changed: Iterable[str | Counter]) -> None:
         """Drop the refusals by policies, or by counters, that were checked before now.
 
-        Where there are too many of them, the oldest counts as a change of all.
+        Beyond MAX_CHANGES, the oldest is dropped, and everything checked before it
+        counts as changed.
         """
         now = monotonic()
         for change in changed:
             self._changes.pop(change, None)
             self._changes[change] = now
         while len(self._changes) > MAX_CHANGES:
-            _, self._all_changed = self._changes.popitem(last=False)
+            _, changed_at = self._changes.popitem(last=False)
+            self._all_changed = max(self._all_changed, changed_at)
 
     def _has_changed(self, check: Check, checked_at: float) -> bool:
         if self._all_changed >= checked_at:

@@ -41,18 +41,18 @@ def reply_lengths(policies: int) -> tuple[int, int]:
 
 
 def read(check: Check, reply: list[int], age: float = 0.0) -> Decision:
-    """Return the decision that a reply means, some seconds after it came.
+    """Make a Decision from a reply that is `age` seconds old.
 
     It sets the attributes itself, and leaves the outcomes until they are read: to make
     them here takes 5,000 instructions more, of 45,000 for a check in code.
     """
     policy_set = check.policy_set
     index = 0
-    figures = reply
+    row = reply
     if len(reply) != ONE_ROW:
         index = _strictest(policy_set, reply)
-        figures = reply[ROW * index : ROW * index + ROW + 1]
-    _, passed, count, remaining, wait, reset, limit, _ = figures
+        row = reply[ROW * index : ROW * index + ROW + 1]
+    _, passed, count, remaining, wait, reset, limit, _ = row
 
     # The strictest policy refuses if any does, and is a shadow policy if all are.
     policy = policy_set.policies[index]
@@ -60,7 +60,7 @@ def read(check: Check, reply: list[int], age: float = 0.0) -> Decision:
     replied = (check, reply)
     retry_after = 0.0
     if not allowed:
-        retry_after = wait / 1000 - age if wait >= 0 else math.inf
+        retry_after = _seconds(wait, age)
 
     decision = _new(Decision)
     decision.allowed = allowed
@@ -75,8 +75,8 @@ def read(check: Check, reply: list[int], age: float = 0.0) -> Decision:
     decision.latency = None
     decision.reply = replied
     decision.age = age
-    decision.made_outcomes = None
-    decision.make_outcomes = _read_outcomes
+    decision._outcomes = None
+    decision.read_outcomes = _read_outcomes
     return decision
 
 
@@ -91,7 +91,7 @@ def _read_outcomes(decision: Decision) -> tuple[Outcome, ...]:
         _, passed, count, remaining, wait, reset, limit, charged_at = row
         retry_after = 0.0
         if not passed:
-            retry_after = wait / 1000 - age if wait >= 0 else math.inf
+            retry_after = _seconds(wait, age)
 
         outcome = Outcome(
             policy,
@@ -107,6 +107,11 @@ def _read_outcomes(decision: Decision) -> tuple[Outcome, ...]:
         )
         outcomes.append(outcome)
     return tuple(outcomes)
+
+
+def _seconds(wait: int, age: float) -> float:
+    """Return the seconds that are left of a wait in ms, of which -1 is infinite."""
+    return wait / 1000 - age if wait >= 0 else math.inf
 
 
 def _left_of_window(policy: Policy, reply: list[int], age: float) -> int:
@@ -132,7 +137,7 @@ def _strictest(policy_set: PolicySet, reply: list[int]) -> int:
     return index
 
 
-def charged(check: Check, reply: list[int]) -> list[int]:
+def charged_indexes(check: Check, reply: list[int]) -> list[int]:
     """Return the indexes of the policies that were charged."""
     rows = range(len(check.identities))
     return [i for i in rows if reply[ROW * i + CHARGED_AT] > NOT_CHARGED]
@@ -141,10 +146,12 @@ def charged(check: Check, reply: list[int]) -> list[int]:
 def charged_counters(check: Check, reply: list[int]) -> list[tuple[str, str]]:
     """Return the names and identities of the policies that were charged."""
     policies = check.policy_set.policies
-    return [(policies[i].name, check.identities[i]) for i in charged(check, reply)]
+    return [
+        (policies[i].name, check.identities[i]) for i in charged_indexes(check, reply)
+    ]
 
 
-def charged_at(reply: list[int], index: int) -> int:
+def charge_stamp(reply: list[int], index: int) -> int:
     """Return the number by which a refund finds what was charged."""
     return reply[ROW * index + CHARGED_AT]
 
@@ -165,7 +172,7 @@ def decided_arguments(check: Check, reply: list[int], index: int) -> ScriptArgum
 
 
 def passes_below(decision: Decision, percent: int) -> bool:
-    """Return whether all pass, and less than so much of each limit is used then."""
+    """Return whether all policies pass with less than `percent` of each limit used."""
     check, reply = decision.reply
     for index in range(len(check.identities)):
         row = ROW * index

@@ -63,12 +63,12 @@ class SlotCheck:
             self._add(read(part, reply))
 
     def refresh(self, part: Check, reply: Any) -> None:
-        """Take the figures after the refund, if there is a reply."""
+        """Take the outcomes after the refund, if there is a reply."""
         if not isinstance(reply, UnavailableError):
             self._add(read(part, reply))
 
     def _add(self, decision: Decision) -> None:
-        """Add a decision; its outcomes replace earlier ones."""
+        """Add a decision, whose outcomes replace earlier ones."""
         for outcome in decision.outcomes:
             self._outcomes[outcome.policy.name] = outcome
         self.allowed = self.allowed and decision.allowed
@@ -82,7 +82,7 @@ class SlotCheck:
             )
 
     def peeks_after_refund(self) -> list[Check]:
-        """Return the checks, without charge, that get the figures after the refund."""
+        """Return the checks, without charge, that get the outcomes after the refund."""
         charged = [
             receipt[0]
             for receipt in self.receipts

@@ -40,7 +40,7 @@ class Observation(NamedTuple):
     user_agent: str = ""  # likewise
     # Seconds per call to Redis; measured only if an observer wants them.
     latencies: tuple[float, ...] = ()
-    is_cached: bool = False  # a refusal was repeated from memory
+    is_cached: bool = False  # a cached refusal
 
     @property
     def result(self) -> str:

@@ -18,7 +18,13 @@ from ..backend import Call
 from ..core.decision import Decision
 from ..core.keys import parse_counter_key
 from ..limiter import Check
-from ..limiter.adjusting import CHARGE_SIZE, charges, is_refunded, refund_call, total
+from ..limiter.adjusting import (
+    CHARGE_SIZE,
+    refund_arguments,
+    refund_call,
+    require_refunded,
+    sum_refunds,
+)
 
 MARKER_PREFIX = "rlaas:refunded:"
 MAX_LENGTH = 65_536  # of a receipt; one has up to 600 characters per policy
@@ -40,7 +46,7 @@ def write(decision: Decision) -> str | None:
     for receipt in decision.receipts:
         # What this process counted by itself, no other can refund.
         if isinstance(receipt[0], Check):
-            keys, words = charges(*receipt)
+            keys, words = refund_arguments(*receipt)
             if keys:
                 charged.append((keys, words))
 
@@ -66,13 +72,13 @@ def read(text: Any) -> Receipt:
 def refund(receipt: Receipt) -> bool:
     """Refund a receipt, once; return False when there is nothing (more) to refund."""
     results = backend.execute_each(backend.topology(), _refund_calls(receipt))
-    return is_refunded(total(results, receipt.policies))
+    return require_refunded(sum_refunds(results, receipt.policies))
 
 
 async def arefund(receipt: Receipt) -> bool:
     """As `refund`, natively async."""
     results = await backend.aexecute_each(backend.topology(), _refund_calls(receipt))
-    return is_refunded(total(results, receipt.policies))
+    return require_refunded(sum_refunds(results, receipt.policies))
 
 
 def _refund_calls(receipt: Receipt) -> list[Call]:

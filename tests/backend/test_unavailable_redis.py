@@ -23,6 +23,7 @@ from tests.support.internals import (
     SLIDING_WINDOW,
     YEAR,
     CircuitBreaker,
+    ConnectionOptions,
     UnavailableError,
     breaker_module,
     circuit_breaker,
@@ -382,6 +383,21 @@ def test_threads_wait_for_a_free_connection(target, use_url):
     decisions = in_threads(lambda n: [check("alice", ROOMY) for _ in range(10)])
     assert sorted(each.current_count for part in decisions for each in part) == list(range(16 * 10))
     assert len(target.node.client().client_list()) <= others + 2
+
+
+class OwnConnection(redis.Connection):
+    """Of the site: it reads its replies itself."""
+
+
+@pytest.mark.parametrize("connection_class", [redis.Connection, OwnConnection])
+def test_a_connection_that_is_dropped_is_gone_without_the_garbage_collector(connection_class):
+    options = ConnectionOptions.of(connection_class, {}, 1)
+    gc.disable()
+    try:
+        dropped = weakref.ref(options.connection(0.1))
+        assert dropped() is None
+    finally:
+        gc.enable()
 
 
 # The circuit breaker

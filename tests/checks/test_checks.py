@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from functools import partial
 from types import ModuleType
 
@@ -20,7 +21,7 @@ from rlaas_django import Policy, rate_limit
 from rlaas_django.middleware import RateLimitMiddleware
 
 from tests.support.http import ok
-from tests.support.internals import check_proxies, check_settings, check_shared_cache
+from tests.support.internals import check_proxies, check_settings, check_shared_cache, conf
 
 pytestmark = pytest.mark.usefixtures("no_views")
 
@@ -83,6 +84,8 @@ def test_an_invalid_rule_is_an_error(configure, rule, message):
         ({"TRUSTED_PROXIES": 5}, "E009", "should be a list"),
         ({"TRUSTED_PROXIES": ["10.0.0.0/33"]}, "E009", "'10.0.0.0/33' is not an address or network"),
         ({"TRUSTED_PROXIES": ["proxy.example"]}, "E009", "'proxy.example' is not an address or network"),
+        ({"TRUSTED_PROXIES": [10]}, "E009", "10 is not an address or network"),
+        ({"TRUSTED_PROXIES": [True]}, "E009", "True is not an address or network"),
         ({"TRUSTED_PROXIES": ["0.0.0.0/0"]}, "W003", "covers every address"),
         ({"TRUSTED_PROXIES": ["10.0.0.1", "::/0"]}, "W003", "covers every address"),
         ({"RESPONSE": "no.such.thing"}, "E010", "No module named 'no'"),
@@ -109,6 +112,13 @@ def test_a_dotted_path_of_a_rule_that_is_no_function_is_an_error(settings, confi
 def test_listed_proxies_are_accepted(configure):
     configure(TRUSTED_PROXIES=["10.0.0.1", "10.0.0.0/8", "2001:db8::/32", "unix"])
     assert found() == []
+
+
+def test_a_network_object_is_a_proxy(configure):
+    network = ipaddress.ip_network("10.0.0.0/8")
+    configure(TRUSTED_PROXIES=[network])
+    assert found() == []
+    assert conf.config().proxies == (network,)
 
 
 @pytest.mark.parametrize(

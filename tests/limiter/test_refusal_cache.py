@@ -202,6 +202,19 @@ def test_what_was_refunded_is_remembered_within_bounds(own, monkeypatch, limiter
     assert seen == ["EVALSHA"]
 
 
+def test_an_old_change_that_is_dropped_does_not_undo_a_change_of_all(own, monkeypatch, now, lasting):
+    monkeypatch.setattr(refusal_cache, "MAX_CHANGES", 1)
+    cache = refusal_cache.cached_refusals()
+    cache.invalidate([("other", "bob")])
+    now(0.1)
+    use_up(check)
+    cache.invalidate_all()
+    cache.invalidate([("other", "carol")])
+    with commands_sent(own.url) as seen:
+        check("alice", POLICY)
+    assert seen == ["EVALSHA"]
+
+
 @pytest.mark.parametrize(
     "policies",
     [

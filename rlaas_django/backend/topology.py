@@ -83,6 +83,10 @@ class DiscoveredTopology(Topology):
         """
         raise NotImplementedError
 
+    def close(self) -> None:
+        self._refresher.stop()
+        super().close()
+
     def refresh_soon(self) -> None:
         self._refresher.request()
 
@@ -100,7 +104,8 @@ class DiscoveredTopology(Topology):
             self.error = self.no_server
         except Exception as error:  # noqa: BLE001  (whatever redis-py makes of a reply)
             self.error = f"{self.name}: {error}"
-            log.error("%s unavailable: %s", self.name, log.escaped(str(error)))
+            if not self._refresher.is_stopped:
+                log.error("%s unavailable: %s", self.name, log.escaped(str(error)))
         self._refreshed.set()
         return changed
 
@@ -263,9 +268,17 @@ class Refresher:
         self._running = False
         self._interval = self.MIN_INTERVAL
         self._next_run = 0.0
+        self.is_stopped = False  # as other settings have replaced the topology
+
+    def stop(self) -> None:
+        """Run no more, apart from a run in progress."""
+        self.is_stopped = True
+        self._requested = False
 
     def request(self) -> None:
         with self._lock:
+            if self.is_stopped:
+                return
             self._requested = True
             if self._running:
                 return

@@ -43,7 +43,7 @@ class Decision:
     """
 
     __slots__ = (
-        "_outcomes",
+        "made_outcomes",
         "age",
         "allowed",
         "current_count",
@@ -84,7 +84,7 @@ class Decision:
     # Seconds since the reply, where it is a cached refusal.
     age: float
     # None until they are read.
-    _outcomes: tuple[Outcome, ...] | None
+    made_outcomes: tuple[Outcome, ...] | None
     # Makes the outcomes of a reply.
     read_outcomes: Callable[[Decision], tuple[Outcome, ...]]
 
@@ -107,7 +107,7 @@ class Decision:
         self.latency = None
         self.reply = None
         self.age = 0.0
-        self._outcomes = outcomes
+        self.made_outcomes = outcomes
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -115,9 +115,9 @@ class Decision:
 
         Those of a reply are made when they are read: a check in code needs none.
         """
-        if self._outcomes is None:
-            self._outcomes = self.read_outcomes(self)
-        return self._outcomes
+        if self.made_outcomes is None:
+            self.made_outcomes = self.read_outcomes(self)
+        return self.made_outcomes
 
     @property
     def degraded(self) -> bool:

@@ -75,7 +75,7 @@ def read(check: Check, reply: list[int], age: float = 0.0) -> Decision:
     decision.latency = None
     decision.reply = replied
     decision.age = age
-    decision._outcomes = None
+    decision.made_outcomes = None
     decision.read_outcomes = _read_outcomes
     return decision
 

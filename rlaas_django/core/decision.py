@@ -43,12 +43,12 @@ class Decision:
     """
 
     __slots__ = (
-        "made_outcomes",
         "age",
         "allowed",
         "current_count",
         "latency",
         "limit",
+        "made_outcomes",
         "policy",
         "read_outcomes",
         "receipts",

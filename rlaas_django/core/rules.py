@@ -48,7 +48,7 @@ class Rule:
     def covers(self, other: Rule) -> bool:
         """Return whether this rule matches all that another one matches.
 
-        As far as can be told from a regex.
+        As far as a regex shows it.
         """
         if not self._covers_methods(other):
             return False

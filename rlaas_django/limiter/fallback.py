@@ -16,7 +16,7 @@ from ..runtime.clock import local_time_ms
 from .local import LocalLimit, LocalReply, local_limiter
 from .plan import Check
 
-# Seconds that a client is told to wait when a policy fails closed.
+# Retry-After in seconds when a policy fails closed.
 RETRY_AFTER = 1.0
 
 

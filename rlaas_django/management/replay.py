@@ -335,7 +335,7 @@ def _show_refusals(policy: dict[str, Any], output: Output, share: float) -> None
 
 
 def _show_peaks(policy: dict[str, Any], output: Output) -> None:
-    """Print how much identities asked for, as each algorithm counts it."""
+    """Print the demand of identities, as each algorithm counts it."""
     heading = f"requests of an identity in {duration(policy['window'])}"
     columns = [heading, *(f">{name}" for name in QUANTILES)]
 

@@ -1,7 +1,7 @@
 """The background thread of a process, and the jobs that it runs once a second.
 
-Whoever needs a job registers it. The thread starts with the first recorded request, so
-a forked worker starts its own. Where threads do not run (uWSGI without
+A module that needs a job registers it. The thread starts with the first recorded
+request, so a forked worker starts its own. Where threads do not run (uWSGI without
 --enable-threads), a request that finds the thread stalled runs some of the jobs itself.
 """
 

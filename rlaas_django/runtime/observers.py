@@ -115,7 +115,7 @@ def _update() -> None:
 def observe(decision: Decision, source: str) -> None:
     """Pass a decision that belongs to no request to the observers.
 
-    `source` is the label of who asked for it.
+    `source` is the label of the caller.
     """
     count = only_count
     if decision.allowed and count is not None and count(decision):

@@ -18,7 +18,7 @@ from .. import conf
 from ..core.decision import Decision
 from ..core.policy import Policy
 from ..runtime import clock, registry
-from .replies import read
+from .replies import passed_policies, read
 
 if TYPE_CHECKING:
     from .plan import Check
@@ -88,7 +88,7 @@ class RefusalCache:
             refusal.retry_after,
             checked_at,
             monotonic(),
-            _max_age(refusal),
+            _max_age(check, refusal),
         )
         if len(self.entries) > MAX_ENTRIES:
             self.entries.popitem(last=False)
@@ -130,12 +130,12 @@ def _key(check: Check) -> object:
     return check.policy_set, check.identities, check.cost, check.network_overrides
 
 
-def _max_age(refusal: Decision) -> float:
+def _max_age(check: Check, refusal: Decision) -> float:
     """Return for how long a refusal is repeated.
 
     A policy that passed may refuse meanwhile, with a longer wait.
     """
-    passed = [outcome.policy for outcome in refusal.outcomes if outcome.allowed]
+    passed = passed_policies(check, refusal.reply[1])
     if not passed:
         return MAX_AGE
     if refusal.retry_after >= MAX_AGE + max(map(_longest_wait, passed)):

@@ -137,6 +137,12 @@ def _strictest(policy_set: PolicySet, reply: list[int]) -> int:
     return index
 
 
+def passed_policies(check: Check, reply: list[int]) -> list[Policy]:
+    """Return the policies that allow the request."""
+    policies = check.policy_set.policies
+    return [policy for i, policy in enumerate(policies) if reply[ROW * i + ALLOWED]]
+
+
 def charged_indexes(check: Check, reply: list[int]) -> list[int]:
     """Return the indexes of the policies that were charged."""
     rows = range(len(check.identities))

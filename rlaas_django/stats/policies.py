@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import backend, conf
-from ..core.policy import Policy, PolicyError, Rate, is_key
+from ..core.policy import Policy, PolicyError, Rate
 from ..runtime import process, registry
 from .schema import DAY, HOUR, Statistic, as_pairs, record_call
 
@@ -34,8 +34,8 @@ def limit_key(policy: str, identity: str) -> str:
     return f"rlaas:limit:{policy}/{identity}"
 
 
-def depends_on_request(_request: object) -> None:
-    """Stand for the rate of a policy whose rate function is in another process."""
+def function_elsewhere(_request: object) -> None:
+    """Stand for a rate function or a key function of another process."""
 
 
 class Definitions:
@@ -48,8 +48,8 @@ class Definitions:
         self._policies: dict[str, Policy] = {}
         # By policy and identity.
         self._rates: dict[tuple[str, str], Rate] = {}
-        # As `names_with_fixed_rate()` had it when this flush began.
-        self._fixed: set[str] = set()
+        # As `of_this_process()` had it when this flush began.
+        self._known: dict[str, Policy] = {}
         # What was written, and until when it need not be written again.
         self._written: dict[object, tuple[object, float]] = {}
 
@@ -58,10 +58,11 @@ class Definitions:
         if conf.config().policies.get(policy.name) is policy:  # nearly all
             return
         if not self._policies:
-            self._fixed = names_with_fixed_rate()
+            self._known = of_this_process()
 
         self._policies[policy.name] = policy
-        if policy.name not in self._fixed and len(self._rates) < MAX_LIMITS:
+        is_known = self._known.get(policy.name) == policy
+        if not is_known and len(self._rates) < MAX_LIMITS:
             self._rates[policy.name, identity] = policy.fixed_rate
 
     def write(self) -> None:
@@ -88,10 +89,9 @@ class Definitions:
 
         Its rate may be a function, where the policy that decided has a fixed one.
         """
-        known = of_this_process()
         fields: list[str] = []
         for name, policy in policies.items():
-            definition = _definition(known.get(name, policy))
+            definition = _definition(self._known.get(name, policy))
             if self._is_due(name, definition, HOUR):
                 fields += (name, definition)
 
@@ -128,12 +128,6 @@ def of_this_process() -> dict[str, Policy]:
     return policies
 
 
-def names_with_fixed_rate() -> set[str]:
-    """Return the policies of this process whose rate is not a function."""
-    policies = of_this_process().values()
-    return {policy.name for policy in policies if isinstance(policy.rate, Rate)}
-
-
 def all_policies() -> dict[str, Policy]:
     """Return every policy by name, or those of this process without Redis."""
     policies = of_this_process()
@@ -145,9 +139,9 @@ def all_policies() -> dict[str, Policy]:
     for name, definition in as_pairs(reply):
         if name not in policies:
             with suppress(PolicyError, TypeError, ValueError):  # of another version
-                fields = json.loads(definition)
-                rate = fields.pop("rate", depends_on_request)
-                policies[name] = Policy(name, rate, **fields)
+                functions = dict.fromkeys(("rate", "key"), function_elsewhere)
+                fields = {**functions, **json.loads(definition)}
+                policies[name] = Policy(name, **fields)
 
     return policies
 
@@ -158,16 +152,12 @@ def with_decided_rates(pairs: Iterable[tuple[Policy, str]]) -> list[tuple[Policy
     A pair whose rate is not known is left out: nothing was decided about it lately.
     """
     pairs = list(pairs)
-    fixed = names_with_fixed_rate()
-    varying = [pair for pair in pairs if pair[0].name not in fixed]
     replies = backend.run_commands(
-        [("GET", limit_key(policy.name, identity)) for policy, identity in varying]
+        [("GET", limit_key(policy.name, identity)) for policy, identity in pairs]
     )
-    rates = dict(zip(varying, replies, strict=True))
 
     decided = []
-    for policy, identity in pairs:
-        rate = rates.get((policy, identity))
+    for (policy, identity), rate in zip(pairs, replies, strict=True):
         if rate:
             limit, window = map(int, rate.split(b"/"))
             policy = replace(policy, rate=Rate(limit, window))
@@ -182,19 +172,7 @@ def _definition(policy: Policy) -> str:
     fields: dict[str, Any] = {option: getattr(policy, option) for option in OPTIONS}
     if isinstance(policy.rate, Rate):
         fields["rate"] = str(policy.rate)
-
-    fields["key"] = policy.key
-    if not isinstance(policy.key, str):
-        fields["key"] = _dotted_path(policy.key)
+    if isinstance(policy.key, str):
+        fields["key"] = policy.key
 
     return json.dumps(fields)
-
-
-def _dotted_path(function: object) -> str:
-    """Return where a key function is; `site.function` for one that is not there."""
-    module = getattr(function, "__module__", "")
-    path = f"{module}.{getattr(function, '__qualname__', '')}"
-    if not is_key(path):
-        return "site.function"
-
-    return path

@@ -10,6 +10,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from .. import backend
@@ -98,18 +99,13 @@ def totals() -> dict[tuple[str, str], int]:
     return numbers
 
 
-def refusals(
-    policies: Iterable[str] = (SITE,),
-    limit: int = schema.MAX_REFUSALS,
-) -> list[Refusal]:
+def refusals(policies: Iterable[str] = (SITE,)) -> list[Refusal]:
     """Return the latest refusals under these policies, or of the site, newest first."""
     replies = backend.run_commands(
-        [("LRANGE", schema.REFUSALS.key(name), 0, limit - 1) for name in policies]
+        [("LRANGE", schema.REFUSALS.key(name), 0, -1) for name in policies]
     )
     latest = [Refusal(**json.loads(line)) for lines in replies for line in lines]
-    latest.sort(key=lambda refusal: refusal.at, reverse=True)
-
-    return latest[:limit]
+    return sorted(latest, key=attrgetter("at"), reverse=True)
 
 
 def watched(

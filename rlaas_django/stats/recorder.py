@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
@@ -44,7 +43,6 @@ from .schema import (
 )
 
 Entry = TypeVar("Entry")
-Results = tuple[tuple[Outcome, str], ...]  # of an observation, by policy
 
 MAX_PENDING = 20_000  # the oldest are dropped beyond
 # Per policy and process; refusals beyond are counted, and not listed.
@@ -110,7 +108,8 @@ def flush() -> None:
 
     tallies: dict[str, Tally] = defaultdict(Tally)  # by policy
     # First those near a limit, which operators look at: a flush notes MAX_LIMITS rates.
-    _count_pending(tallies)
+    for at, observation in _taken(pending):
+        _count(tallies, at, observation)
     _count_uneventful(tallies)
 
     failed = 0
@@ -201,58 +200,6 @@ def _count_uneventful(tallies: dict[str, Tally]) -> None:
             site.members(schema.TOTALS, 0)[f"{name}:{CODES[ALLOWED]}"] += number
 
 
-def _count_pending(tallies: dict[str, Tally]) -> None:
-    """Count the other observations.
-
-    Refusals are listed one by one; observations that count alike, as in an attack, are
-    counted together.
-    """
-    numbers: Counter[tuple[Any, ...]] = Counter()
-    latest: dict[tuple[Any, ...], tuple[float, Observation, Results]] = {}
-    for at, observation in _taken(pending):
-        results = tuple(observation.results())
-        _log_refusals(tallies, at, observation, results)
-
-        alike = _counted(at, observation, results)
-        numbers[alike] += 1
-        latest[alike] = (at, observation, results)
-
-    for alike, number in numbers.items():
-        _count(tallies, *latest[alike], number)
-
-
-def _log_refusals(
-    tallies: dict[str, Tally], at: float, observation: Observation, results: Results
-) -> None:
-    """List what was over a limit, or count it as unlogged where there is no room."""
-    for outcome, result in results:
-        if result not in (REFUSED, OVER):
-            continue
-
-        for name in (outcome.policy.name, SITE):
-            tally = tallies[name]
-            if len(tally.lines) < REFUSALS_PER_FLUSH:
-                tally.lines.append(_refusal_json(at, observation, outcome, result))
-            else:
-                tally.counts[int(at) // MINUTE, UNLOGGED] += 1
-
-
-def _counted(at: float, observation: Observation, results: Results) -> tuple[Any, ...]:
-    """Return what is counted of an observation, which others may share."""
-    figures = [
-        (
-            outcome.policy.name,
-            outcome.identity,
-            outcome.limit,
-            outcome.remaining,
-            result,
-        )
-        for outcome, result in results
-    ]
-
-    return (int(at) // MINUTE, observation.source, observation.path, *figures)
-
-
 def _taken(queue: deque[Entry]) -> Iterator[Entry]:
     """Yield the entries of a queue, which other threads may add to meanwhile."""
     with contextlib.suppress(IndexError):  # it is empty
@@ -260,44 +207,41 @@ def _taken(queue: deque[Entry]) -> Iterator[Entry]:
             yield queue.popleft()
 
 
-def _count(
-    tallies: dict[str, Tally],
-    at: float,
-    observation: Observation,
-    results: Results,
-    number: int,
-) -> None:
-    """Count so many observations under each of their policies, and for the site."""
+def _count(tallies: dict[str, Tally], at: float, observation: Observation) -> None:
+    """Count an observation under each of its policies, and for the site."""
     minute = int(at) // MINUTE
     site = tallies[SITE]
+    results = [*observation.results()]
 
     for outcome, result in results:
         name = outcome.policy.name
         identity = outcome.identity
         tally = tallies[name]
 
-        tally.counts[minute, result] += number
-        site.members(schema.TOTALS, at)[f"{name}:{CODES[result]}"] += number
+        tally.counts[minute, result] += 1
+        site.members(schema.TOTALS, at)[f"{name}:{CODES[result]}"] += 1
         definitions.note(outcome.policy, identity)
 
         if result in (REFUSED, OVER):
-            tally.members(schema.IDENTITIES, at)[identity] += number
+            tally.members(schema.IDENTITIES, at)[identity] += 1
+            for listing in (tally, site):
+                _log_refusal(listing, at, observation, outcome, result)
         if result != DEGRADED:
             _watch(tally, site, at, outcome)
 
     whole = overall(result for _, result in results)
-    site.counts[minute, whole] += number
+    site.counts[minute, whole] += 1
 
     refused = {outcome.identity for outcome, result in results if result == REFUSED}
     for identity in refused:
-        site.members(schema.IDENTITIES, at)[identity] += number
+        site.members(schema.IDENTITIES, at)[identity] += 1
 
     if refused:
         path = observation.path
         if observation.source != REQUEST:
             path = observation.source
 
-        site.members(schema.PATHS, at)[path] += number
+        site.members(schema.PATHS, at)[path] += 1
 
 
 def _watch(tally: Tally, site: Tally, at: float, outcome: Outcome) -> None:
@@ -311,17 +255,17 @@ def _watch(tally: Tally, site: Tally, at: float, outcome: Outcome) -> None:
     site.watch(at, f"{outcome.policy.name}/{outcome.identity}", level)
 
 
-def _refusal_json(
-    at: float, observation: Observation, outcome: Outcome, result: str
-) -> str:
-    """Return an entry of the refusal log, as JSON."""
+def _log_refusal(
+    tally: Tally, at: float, observation: Observation, outcome: Outcome, result: str
+) -> None:
+    """List what was over a limit, or count it as unlogged where there is no room."""
+    if len(tally.lines) >= REFUSALS_PER_FLUSH:
+        tally.counts[int(at) // MINUTE, UNLOGGED] += 1
+        return
+
     agent = ""
     if observation.source == REQUEST:
         agent = user_agent_class(observation.user_agent)
-
-    retry_after: float | None = outcome.retry_after
-    if retry_after == math.inf:
-        retry_after = None
 
     refusal = Refusal(
         at=round(at, 3),
@@ -335,8 +279,7 @@ def _refusal_json(
         count=outcome.current_count,
         limit=outcome.limit,
         window=outcome.policy.window,
-        retry_after=retry_after,
+        retry_after=outcome.retry_after,
         over=result == OVER,
     )
-
-    return json.dumps(asdict(refusal))
+    tally.lines.append(json.dumps(asdict(refusal)))

@@ -112,7 +112,7 @@ class Refusal:
     count: int
     limit: int
     window: int
-    retry_after: float | None  # None: the cost exceeds the limit, whatever the wait
+    retry_after: float  # inf: the cost exceeds the limit, whatever the wait
     over: bool = False  # the limit, but not refused: a shadow policy, or block=False
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
+from operator import attrgetter
 
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
@@ -75,31 +76,20 @@ class OverrideQuerySet(models.QuerySet["Override"]):
     def matching(self, identities: Iterable[str]) -> dict[str, list[Override]]:
         """Return the overrides that apply to each identity, the widest first.
 
-        Those of an address include those of the networks that it is in.
+        Those of an address or a network include those of the networks that it is in.
         """
         matches: dict[str, list[Override]] = {identity: [] for identity in identities}
         if not matches:
             return matches
 
-        addresses = {
-            identity: network_of(identity)
-            for identity in matches
-            if identity.startswith("ip=")
-        }
+        networks = {identity: network_of(identity) for identity in matches}
+        candidates = self.filter(Q(identity__in=[*matches]) | IS_NETWORK)
 
-        for override in self.filter(Q(identity__in=[*matches]) | IS_NETWORK):
-            if override.identity in matches:
-                matches[override.identity].append(override)
-            if not override.is_network:
-                continue
-
-            network = override.network
-            for identity, address in addresses.items():
-                if contains(network, address):
+        for override in sorted(candidates, key=attrgetter("narrowness")):
+            wider = override.network
+            for identity, network in networks.items():
+                if identity == override.identity or contains(wider, network):
                     matches[identity].append(override)
-
-        for applying in matches.values():
-            applying.sort(key=lambda override: override.narrowness)
 
         return matches
 
@@ -261,7 +251,7 @@ class Override(models.Model):
     def narrowness(self) -> tuple[bool, int, bool]:
         """The order of overrides that apply to the same request: the widest first."""
         prefix_length = 0
-        if self.is_network and self.network is not None:
+        if self.network is not None:
             prefix_length = self.network.prefixlen
 
         return not self.is_network, prefix_length, self.policy != ""
@@ -354,11 +344,14 @@ class Override(models.Model):
     @classmethod
     def restore(cls) -> int:
         """Publish all that Redis lacks; return how many identities have an override."""
+        # First, so that of many processes one restores. Should that fail, the next
+        # comparison finds what is missing.
+        overrides.mark_complete()
+
         after = cls.publish_missing()
         while after:
             after = cls.publish_missing(after)
 
-        overrides.mark_complete()
         active = cls.objects.active().order_by("identity")
 
         return active.values("identity").distinct().count()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import getpass
 import time
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from django.db import connections, transaction
@@ -23,7 +24,7 @@ from ..runtime import process
 ADMIN = "admin"
 COMMAND = "command"
 MAX_RELATED = 1_000  # overrides that a new one is compared with
-INTERVAL = 30.0  # seconds between two restores, and between two comparisons
+INTERVAL = 30.0  # seconds between two comparisons
 NO_DATABASE = "django.db.backends.dummy"  # what Django makes of DATABASES = {}
 
 
@@ -141,7 +142,7 @@ def effect_of(new: Override) -> Effect:
     """Return what an override that is not saved yet would do to the active ones."""
     effect = Effect([], [], [])
     related = _related(new)
-    widest_first = sorted([*related, new], key=lambda override: override.narrowness)
+    widest_first = sorted([*related, new], key=attrgetter("narrowness"))
 
     for other in related:
         if (other.identity, other.policy) == (new.identity, new.policy):
@@ -188,13 +189,12 @@ def _related(new: Override) -> list[Override]:
 
 
 class State:
-    """When to restore and to compare next (by `time.monotonic`), and where to go on."""
+    """When to compare next (by `time.monotonic`), and where to go on."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        self.next_restore = 0.0
         self.next_comparison = 0.0
         self.compared = ""  # the last identity that was compared
 
@@ -210,27 +210,22 @@ def restore_lost_overrides() -> None:
     compared: Redis may have evicted some, or was unavailable when they were set or
     ended.
     """
+    if not _has_database():
+        return
+    if is_lost():  # raises while Redis is unavailable: a comparison stays due
+        Override.restore()
+
     now = time.monotonic()
-    if now < min(state.next_restore, state.next_comparison) or not _has_database():
+    if now < state.next_comparison:
         return
 
-    was_emptied = is_lost()  # raises while Redis is unavailable: both stay due
-    if was_emptied and now >= state.next_restore:
-        state.next_restore = now + INTERVAL
-        Override.restore()
-    if now >= state.next_comparison:
-        _compare(now)
-
-
-def _compare(now: float) -> None:
-    """Compare some of the overrides with Redis, in the next round some more."""
     after = state.compared
     # Should this fail, the next comparison begins anew, and not at once.
     state.compared = ""
     state.next_comparison = now + INTERVAL
 
     state.compared = Override.publish_missing(after)
-    if state.compared:
+    if state.compared:  # in the next round some more
         state.next_comparison = now
 
 

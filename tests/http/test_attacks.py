@@ -147,7 +147,6 @@ def test_blocks_survive_a_redis_that_evicts(start, use, monkeypatch, policy):
     for n in range(20_000):
         client.unlink(f"cache:{n}")
     monkeypatch.setattr(actions.state, "next_comparison", 0.0)
-    monkeypatch.setattr(actions.state, "next_restore", 0.0)
     background.run(20)
     assert not any(check(f"spammer-{n}").allowed for n in range(20))
 

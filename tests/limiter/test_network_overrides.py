@@ -265,7 +265,6 @@ class TestModel:
         background.run(20)
         assert not check("203.0.113.9", BY_ADDRESS).allowed
         client.flushdb()
-        monkeypatch.setattr(actions.state, "next_restore", 0.0)
         background.run(20)
         assert json.loads(client.get(networks.KEY)[networks.DIGEST_SIZE :])
 

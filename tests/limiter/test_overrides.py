@@ -301,7 +301,6 @@ class TestModel:
         self.set(LIMIT, policy="default", limit=2)
         client.flushdb()
         assert check("alice").limit == 5
-        monkeypatch.setattr(actions.state, "next_restore", 0.0)
         background.run(20)
         assert client.exists(overrides.MARKER)
         assert check("alice").limit == 2

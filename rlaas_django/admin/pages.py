@@ -10,7 +10,6 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -19,7 +18,6 @@ from ..core.keys import NETWORK, EncodedIdentity
 from ..limiter.overrides import BLOCK
 from ..models import OperatorAction, Override
 from ..operators import usage
-from ..operators.formatting import duration
 from ..operators.identities import IdentityLabel, describe, search
 from .forms import RESET, ActionForm, action_in_words
 from .refusal_log import explained_refusals
@@ -27,7 +25,6 @@ from .refusal_log import explained_refusals
 Context = dict[str, Any]
 Entry = tuple[OperatorAction, IdentityLabel, str]  # what was done, to whom, in words
 
-MAX_WATCHED = 200
 MAX_ENDED = 100
 MAX_ENTRIES = 200  # of the history
 MAX_HISTORY = 20  # entries on the page of an identity
@@ -131,8 +128,7 @@ def clients(request: HttpRequest) -> Context:
     elif query.get("tab") == "active":
         context = _active(query.get("cursor", ""), policy)
     else:
-        watched = usage.watch_list(policy)
-        context = {"tab": "watch", "rows": watched[:MAX_WATCHED]}
+        context = {"tab": "watch", "rows": usage.watch_list(policy)}
 
     sort_rows(context["rows"], CLIENTS, sort)
 
@@ -169,9 +165,8 @@ def _search(request: HttpRequest, text: str, policy: str | None) -> Context:
     rows = [row for row in table if row.is_used or row.override]
 
     shown = {row.identity.encoded for row in rows}
-    others = describe(set(identities) - shown).values()
+    others = describe(other for other in identities if other not in shown).values()
     unused = [label for label in others if label.user or not rows]
-    unused.sort(key=lambda label: (label.user is None, label.name))
 
     return {"tab": "search", "rows": rows, "unused": unused}
 
@@ -229,15 +224,8 @@ def overrides(_request: HttpRequest) -> Context:
     keys = [override.pk for override in active]
     ended = list(Override.objects.exclude(pk__in=keys)[:MAX_ENDED])
     labels = describe({override.identity for override in (*active, *ended)})
-    now = timezone.now()
-
-    active_rows = []
-    for override in active:
-        left = duration((override.until - now).total_seconds())
-        active_rows.append((override, labels[override.identity], left))
 
     available = True
-
     try:
         usage.ping()
     except backend.UnavailableError:
@@ -245,7 +233,7 @@ def overrides(_request: HttpRequest) -> Context:
 
     return {
         "title": _("Overrides"),
-        "active": active_rows,
+        "active": [(override, labels[override.identity]) for override in active],
         "ended": [(override, labels[override.identity]) for override in ended],
         "available": available,
     }
@@ -254,16 +242,12 @@ def overrides(_request: HttpRequest) -> Context:
 def add_override(request: HttpRequest) -> Context:
     """Find whom a new override is for: also those without usage, and networks."""
     text = request.GET.get("q", "").strip()
-    labels = describe(search(text, request.user)).values()
-
-    def order(label: IdentityLabel) -> tuple[bool, str]:
-        is_unknown_user = label.user is None and label.kind == "user"
-        return is_unknown_user, label.name
+    labels = describe(search(text, request.user))
 
     return {
         "title": _("Add an override"),
         "q": text,
-        "found": sorted(labels, key=order),
+        "found": [*labels.values()],
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from django.http import HttpRequest
+from django.http import Http404, HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -145,11 +145,11 @@ def _has_in_name(row: PolicyRow, text: str) -> bool:
     return text.lower() in names.lower()
 
 
-def policy(request: HttpRequest) -> Context | None:
-    """Show one policy: its numbers, and whom it refused most. None if unknown."""
+def policy(request: HttpRequest) -> Context:
+    """Show one policy: its numbers, and whom it refused most."""
     shown = usage.policies().get(request.GET.get("policy", ""))
     if shown is None:
-        return None
+        raise Http404
 
     name = shown.name
     hour = usage.series("hour", name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,11 +19,11 @@ from ..models import Override
 from ..operators import usage
 from ..operators.formatting import duration, local_time, time_with_zone
 from ..operators.identities import describe, encode_address, search
+from ..runtime.observers import REQUEST
 from ..stats import reader
 from ..stats.schema import REFUSALS, SITE, Refusal
 
 MAX_GROUPS = 200  # on the page
-MAX_FILTERED = 5_000
 MAX_EXPLAINED = 50  # groups on the page of an identity
 CSV_COLUMNS = (
     "time",
@@ -70,16 +70,12 @@ class Group:
         return local_time(self.first_at)
 
     @property
-    def method(self) -> str:
-        """The method of the request; an empty string for a check in code."""
-        return printable(self.latest.method)
-
-    @property
-    def path(self) -> str:
-        """The path of the request, or the label of who called `check()`."""
-        if self.latest.source == "request":
-            return printable(self.latest.path)
-        return printable(self.latest.source)
+    def request(self) -> str:
+        """The method and path of the request, or the label of who called `check()`."""
+        text = self.latest.source
+        if text == REQUEST:
+            text = f"{self.latest.method} {self.latest.path}"
+        return printable(text)
 
     @property
     def address(self) -> str:
@@ -90,14 +86,6 @@ class Group:
     def agent(self) -> Any:
         """The class of the user agent, translated."""
         return AGENTS.get(self.latest.agent, self.latest.agent)
-
-    @property
-    def retry_after(self) -> str:
-        """How long the latest had to wait."""
-        wait = self.latest.retry_after
-        if wait is None:
-            wait = math.inf
-        return duration(wait)
 
 
 def group_refusals(refusals: Iterable[Refusal]) -> list[Group]:
@@ -141,8 +129,7 @@ def _find_block(group: Group, matching: dict[str, list[Override]]) -> Override |
 
 def page(request: HttpRequest) -> dict[str, Any]:
     """Show the refusal log, filtered and grouped."""
-    policies = usage.policies()
-    refusals = _filtered(request, policies)
+    refusals = _filtered(request)
     groups = group_refusals(refusals)
     shown = groups[:MAX_GROUPS]
     find_blocks(shown)
@@ -154,28 +141,25 @@ def page(request: HttpRequest) -> dict[str, Any]:
         "groups_count": len(groups),
         "found": len(refusals),
         "unlogged": reader.total(reader.hours([SITE], days=1)[SITE]).unlogged,
-        "policies": sorted(policies),
+        "policies": sorted(usage.policies()),
     }
 
 
-def _filtered(request: HttpRequest, policies: Collection[str]) -> list[Refusal]:
+def _filtered(request: HttpRequest) -> list[Refusal]:
     """Return the refusals that the query asks for, the newest first.
 
     By `policy`, `identity`, `path` and `since`, in minutes.
     """
-    policy = request.GET.get("policy", "")
+    policy = request.GET.get("policy") or SITE
     path = request.GET.get("path", "")
     text = request.GET.get("identity", "").strip()
     identities = search(text, request.user)
     oldest = _oldest(request.GET.get("since", ""))
 
-    name = policy if policy in policies else SITE
-
     return [
         refusal
-        for refusal in reader.refusals([name], limit=MAX_FILTERED)
-        if policy in ("", refusal.policy)
-        and (text in refusal.identity or refusal.identity in identities)
+        for refusal in reader.refusals([policy])
+        if (text in refusal.identity or refusal.identity in identities)
         and path in refusal.path
         and refusal.at >= oldest
     ]
@@ -195,10 +179,11 @@ def download(request: HttpRequest) -> HttpResponse:
     writer = csv.writer(response)
     writer.writerow(CSV_COLUMNS)
 
-    for refusal in _filtered(request, usage.policies()):
+    for refusal in _filtered(request):
         values = asdict(refusal)
         values["time"] = local_time(refusal.at).isoformat(timespec="seconds")
-        if refusal.retry_after is not None:
+        values["retry_after"] = ""
+        if refusal.retry_after != math.inf:
             # As in the header Retry-After.
             values["retry_after"] = math.ceil(refusal.retry_after)
 
@@ -242,7 +227,7 @@ def _explain(group: Group) -> str:
         "limit": refusal.limit,
         "window": duration(refusal.window),
         "time": time_with_zone(group.at),
-        "request": f"{group.method} {group.path}".strip(),
+        "request": group.request,
     }
     if group.block is not None:
         words["reason"] = group.block.reason
@@ -256,15 +241,13 @@ def _explain(group: Group) -> str:
         return text % words
 
     text = _("%(count)d of %(limit)d in %(window)s, refused at %(time)s on %(request)s")
-    words["refusal"] = text % words
-    if refusal.retry_after is None:
-        return _("%(refusal)s: the cost exceeds the limit") % words
+    refused = text % words
+    if refusal.retry_after == math.inf:
+        return _("%(refusal)s: the cost exceeds the limit") % {"refusal": refused}
 
     left = refusal.at + refusal.retry_after - timezone.now().timestamp()
-    if left > 0:
-        words["wait"] = duration(left)
-        return _("%(refusal)s, allowed again in %(wait)s") % words
+    if left <= 0:
+        return refused
 
-    words["wait"] = duration(refusal.retry_after)
-
-    return _("%(refusal)s, allowed again after %(wait)s") % words
+    text = _("%(refusal)s, allowed again in %(wait)s")
+    return text % {"refusal": refused, "wait": duration(left)}

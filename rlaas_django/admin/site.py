@@ -39,17 +39,12 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
-    def has_delete_permission(
-        self, request: HttpRequest, obj: RateLimit | None = None
-    ) -> bool:
-        return False
-
     def get_urls(self) -> list[URLPattern]:
         """Return the URLs of the panel, named `admin:rlaas_django_ratelimit_<name>`."""
         page = self._page
         views: list[tuple[str, str, View]] = [
             ("", "changelist", page("overview", policy_pages.overview)),
-            ("policy/", "policy", self.policy),
+            ("policy/", "policy", page("policy", policy_pages.policy)),
             ("clients/", "clients", page("clients", pages.clients)),
             ("identity/", "identity", self.identity),
             ("refusals/", "refusals", page("refusals", refusal_log.page)),
@@ -105,13 +100,6 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
         return self.admin_site.admin_view(update_wrapper(wrapped, view))
 
-    def policy(self, request: HttpRequest) -> HttpResponse:
-        """Show one policy; an unknown name is searched for in the overview."""
-        context = policy_pages.policy(request)
-        if context is None:
-            return self._redirect("changelist", q=request.GET.get("policy", ""))
-        return self._render(request, "policy", context)
-
     def identity(
         self,
         request: HttpRequest,
@@ -119,8 +107,6 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     ) -> HttpResponse:
         """Show one identity; any other text in its place is searched for."""
         text = request.GET.get("id") or request.POST.get("identity", "")
-        if not text:
-            return self._redirect("clients")
         if not is_encoded(text):
             return self._redirect("clients", q=text)
 

@@ -176,7 +176,7 @@ def _users_by_key(texts: Iterable[str]) -> dict[tuple[str, str], Any]:
     return {("user", str(key)): user for key, user in users.items()}
 
 
-def _find_users(text: str, *, by_email: bool) -> Iterable[Any]:
+def _find_users(text: str, *, by_email: bool) -> Any:
     model: Any = get_user_model()
     query = Q(**{f"{model.USERNAME_FIELD}__icontains": text})
 
@@ -189,9 +189,8 @@ def _find_users(text: str, *, by_email: bool) -> Iterable[Any]:
     if key is not None:
         query |= Q(pk=key)
 
-    users: Iterable[Any] = model._default_manager.filter(query)[:MAX_USERS]
-
-    return users
+    users = model._default_manager.filter(query)
+    return users.order_by(model.USERNAME_FIELD)[:MAX_USERS]
 
 
 def _primary_key(text: str) -> Any:

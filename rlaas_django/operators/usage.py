@@ -12,7 +12,6 @@ from typing import NamedTuple
 from django.urls import get_resolver
 
 from .. import backend, limiter
-from ..backend.scripts import SCRIPTS
 from ..core.decision import Outcome
 from ..core.keys import (
     COUNTER_PREFIX,
@@ -36,7 +35,7 @@ PAGE_SIZE = 50
 # Bounds of the cost of a page, however many keys there are.
 SCANS_PER_PAGE = 20
 SCAN_COUNT = 1_000
-MAX_WATCHED = 500
+MAX_WATCHED = 300
 SAMPLE_SIZE = 100  # keys whose memory is measured
 
 # What reads a series, by its span: in minutes, or of a week in hours.
@@ -263,20 +262,7 @@ def server_state() -> SimpleNamespace:
         used_memory=sum(int(info.get("used_memory", 0)) for info in infos),
         keys=sum(sizes),
         rate_limit_memory=_rate_limit_memory(sum(sizes)),
-        loaded_scripts=_loaded_scripts(servers),
     )
-
-
-def _loaded_scripts(servers: Iterable[backend.Server]) -> list[str]:
-    """Return the versions of the scripts that all servers have loaded."""
-    command = ("SCRIPT", "EXISTS", *(script.sha for script in SCRIPTS))
-    replies = [backend.run_commands([command], server)[0] for server in servers]
-
-    return [
-        script.version
-        for script, *is_loaded in zip(SCRIPTS, *replies, strict=True)
-        if all(is_loaded)
-    ]
 
 
 def _rate_limit_memory(keys: int) -> int | None:

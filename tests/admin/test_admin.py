@@ -307,7 +307,7 @@ def test_a_refused_user_is_on_the_watch_list_and_the_refusal_is_explained(admin_
     assert (row.identity.user, row.outcome.policy.name, row.refused_today, row.percent) == (alice, "page", 2, 100)
     page = admin_client.get(url("identity", id=str(alice.pk)))
     ((group, explanation),) = page.context["refusals"]
-    assert (group.path, group.number) == ("/page/", 2)
+    assert (group.request, group.number) == ("GET /page/", 2)
     assert "3 of 3" in explanation
     assert "GET /page/" in explanation
     assert html.escape(explanation) in page.content.decode()
@@ -723,7 +723,6 @@ def test_the_overview_shows_the_site_what_was_refused_most_the_policies_and_the_
     assert (row.counts.allowed, row.counts.refused, row.share) == (3, 2, 40)
     assert "<svg" in sparkline
     assert context["server"].latency_ms < 1000
-    assert context["server"].loaded_scripts
 
 
 def test_policies_are_in_a_stable_order_sorted_and_filtered(admin_client, alice, configure):
@@ -753,9 +752,7 @@ def test_a_policy_has_a_page_with_its_numbers(admin_client, alice):
         ["this minute", "last hour", "last day", "last week"], (3, 2)
     ) or context["counts"][1][1].refused == 2  # a minute may have ended meanwhile
     assert [(label.user, number) for label, number in context["identities"]] == [(alice, 2)]
-    response = admin_client.get(url("policy", policy="<nonsense>"))
-    assert response.status_code == 302
-    assert admin_client.get(response.url).context["rows"] == []
+    assert admin_client.get(url("policy", policy="<nonsense>")).status_code == 404
 
 
 def test_a_primary_key_is_the_identity_of_a_user(alice):

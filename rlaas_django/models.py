@@ -63,7 +63,7 @@ class RateLimit(models.Model):
         verbose_name_plural = _("rate limits")
 
     def __str__(self) -> str:
-        return str(self.words or self.pk or self._meta.verbose_name)
+        return self.words
 
 
 class OverrideQuerySet(models.QuerySet["Override"]):
@@ -104,6 +104,10 @@ class OverrideQuerySet(models.QuerySet["Override"]):
         """
         return self.filter(IS_NETWORK | IS_ADDRESS & Q(every_client=True))
 
+    def published(self) -> list[overrides.Override]:
+        """Read them anew, and return them as Redis has them."""
+        return [override.published() for override in self.all()]
+
     def end(self, by: object) -> None:
         """End those that have not ended."""
         self.filter(ended_at=None).update(ended_at=timezone.now(), ended_by=str(by))
@@ -122,19 +126,13 @@ class Override(models.Model):
         FACTOR = overrides.FACTOR, _("limit times")
 
     identity = models.CharField(_("identity"), max_length=200)
-    policy = models.CharField(
-        _("policy"),
-        max_length=100,
-        blank=True,
-        help_text=_("Leave empty for all policies."),
-    )
+    policy = models.CharField(_("policy"), max_length=100, blank=True)
     kind = models.CharField(_("kind"), max_length=10, choices=Kind)
     limit = models.PositiveBigIntegerField(
         _("limit"),
         null=True,
         blank=True,
         validators=[MinValueValidator(1)],
-        help_text=_("For one policy."),
     )
     factor = models.DecimalField(
         _("factor"),
@@ -143,17 +141,9 @@ class Override(models.Model):
         null=True,
         blank=True,
         validators=[MinValueValidator(MIN_FACTOR), MaxValueValidator(MAX_FACTOR)],
-        help_text=_(
-            "By which the limits of the policies are multiplied, such as 2 or 0.5."
-        ),
     )
-    every_client = models.BooleanField(
-        _("logged-in users, too"),
-        default=False,
-        help_text=_(
-            "For an address or a network: also where a policy counts users or tokens."
-        ),
-    )
+    # Of an address or a network: also where a policy counts users or tokens.
+    every_client = models.BooleanField(_("logged-in users, too"), default=False)
     until = models.DateTimeField(_("until"))
     reason = models.CharField(_("reason"), max_length=200)
     created_at = models.DateTimeField(_("created at"), auto_now_add=True)
@@ -244,17 +234,14 @@ class Override(models.Model):
         return network_of(self.identity)
 
     @property
-    def is_network(self) -> bool:
-        return decode(self.identity)[0] == NETWORK
-
-    @property
     def narrowness(self) -> tuple[bool, int, bool]:
         """The order of overrides that apply to the same request: the widest first."""
         prefix_length = 0
         if self.network is not None:
             prefix_length = self.network.prefixlen
 
-        return not self.is_network, prefix_length, self.policy != ""
+        kind = decode(self.identity)[0]
+        return kind != NETWORK, prefix_length, self.policy != ""
 
     @property
     def amount_text(self) -> str:
@@ -280,25 +267,15 @@ class Override(models.Model):
         if kind != NETWORK:
             cls._publish_identity(identity)
         if kind in ("ip", NETWORK):
-            _write_until_stable(cls._published_networks, networks.publish)
+            _write_until_stable(cls.objects.active().of_networks(), networks.publish)
 
     @classmethod
     def _publish_identity(cls, identity: str) -> None:
         """Write the overrides that the script finds by the identity."""
+        active = cls.objects.active().filter(identity=identity)
+        _write_until_stable(active, partial(overrides.publish, identity))
 
-        def read() -> list[overrides.Override]:
-            active = cls.objects.active().filter(identity=identity)
-            return [override._published() for override in active]
-
-        _write_until_stable(read, partial(overrides.publish, identity))
-
-    @classmethod
-    def _published_networks(cls) -> list[overrides.Override]:
-        """Return the overrides that processes match with addresses."""
-        active = cls.objects.active().of_networks()
-        return [override._published() for override in active if override.network]
-
-    def _published(self) -> overrides.Override:
+    def published(self) -> overrides.Override:
         """Return the override as Redis has it: a factor in thousandths."""
         amount = self.limit
         if self.factor is not None:
@@ -320,8 +297,10 @@ class Override(models.Model):
         Return the last of them, or "" at the end. Ended overrides are also
         compared: Redis may have been unavailable when they ended.
         """
-        if not after and networks.differs(cls._published_networks()):
-            _write_until_stable(cls._published_networks, networks.publish)
+        active = cls.objects.active()
+        of_networks = active.of_networks()
+        if not after and networks.differs(of_networks.published()):
+            _write_until_stable(of_networks, networks.publish)
 
         unexpired = cls.objects.filter(until__gt=timezone.now(), identity__gt=after)
         ordered = unexpired.exclude(IS_NETWORK).order_by("identity")
@@ -330,8 +309,8 @@ class Override(models.Model):
         expected: dict[str, list[overrides.Override]] = {
             identity: [] for identity in identities
         }
-        for override in cls.objects.active().filter(identity__in=[*expected]):
-            expected[override.identity].append(override._published())
+        for override in active.filter(identity__in=[*expected]):
+            expected[override.identity].append(override.published())
 
         for identity in overrides.differing(expected):
             cls._publish_identity(identity)
@@ -358,12 +337,12 @@ class Override(models.Model):
 
 
 def _write_until_stable(
-    read: Callable[[], list[overrides.Override]],
+    active: OverrideQuerySet,
     write: Callable[[list[overrides.Override]], None],
 ) -> None:
     """Write what is read, again if another process changes it meanwhile."""
     written = None
-    while (current := read()) != written:
+    while (current := active.published()) != written:
         write(current)
         written = current
 
@@ -383,14 +362,10 @@ class OperatorAction(models.Model):
     at = models.DateTimeField(_("time"), auto_now_add=True)
     # A username, which outlives the account.
     by = models.CharField(_("operator"), max_length=254)
-    via = models.CharField(
-        _("by way of"), max_length=20, help_text=_("The admin, or a command.")
-    )
+    via = models.CharField(_("by way of"), max_length=20)  # "admin" or "command"
     action = models.CharField(_("action"), max_length=10, choices=Action)
     identity = models.CharField(_("identity"), max_length=200)
-    policy = models.CharField(
-        _("policy"), max_length=100, blank=True, help_text=_("Empty for all policies.")
-    )
+    policy = models.CharField(_("policy"), max_length=100, blank=True)  # empty: all
     amount = models.CharField(_("amount"), max_length=30, blank=True)
     until = models.DateTimeField(_("until"), null=True, blank=True)
     reason = models.CharField(_("reason"), max_length=200, blank=True)

@@ -49,7 +49,6 @@ class Migration(migrations.Migration):
                 (
                     "via",
                     models.CharField(
-                        help_text="The admin, or a command.",
                         max_length=20,
                         verbose_name="by way of",
                     ),
@@ -75,7 +74,6 @@ class Migration(migrations.Migration):
                     "policy",
                     models.CharField(
                         blank=True,
-                        help_text="Empty for all policies.",
                         max_length=100,
                         verbose_name="policy",
                     ),
@@ -123,7 +121,6 @@ class Migration(migrations.Migration):
                     "policy",
                     models.CharField(
                         blank=True,
-                        help_text="Leave empty for all policies.",
                         max_length=100,
                         verbose_name="policy",
                     ),
@@ -145,7 +142,6 @@ class Migration(migrations.Migration):
                     "limit",
                     models.PositiveBigIntegerField(
                         blank=True,
-                        help_text="For one policy.",
                         null=True,
                         validators=[django.core.validators.MinValueValidator(1)],
                         verbose_name="limit",
@@ -156,7 +152,6 @@ class Migration(migrations.Migration):
                     models.DecimalField(
                         blank=True,
                         decimal_places=3,
-                        help_text="By which the limits of the policies are multiplied, such as 2 or 0.5.",
                         max_digits=7,
                         null=True,
                         validators=[
@@ -170,7 +165,6 @@ class Migration(migrations.Migration):
                     "every_client",
                     models.BooleanField(
                         default=False,
-                        help_text="For an address or a network: also where a policy counts users or tokens.",
                         verbose_name="logged-in users, too",
                     ),
                 ),

@@ -18,7 +18,7 @@ from .. import limiter
 from ..core.keys import EncodedIdentity
 from ..core.policy import Policy
 from ..limiter.overrides import in_force, is_lost
-from ..models import OperatorAction, Override, contains
+from ..models import OperatorAction, Override
 from ..runtime import process
 
 ADMIN = "admin"
@@ -181,7 +181,7 @@ def _related(new: Override) -> list[Override]:
     return [
         override
         for override in active.of_addresses()[:MAX_RELATED]
-        if contains(network, override.network) or contains(override.network, network)
+        if override.network is not None and override.network.overlaps(network)
     ]
 
 

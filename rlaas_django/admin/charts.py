@@ -8,9 +8,10 @@ keyboard; without it, by tooltip and as a table.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from django.template.loader import render_to_string
 from django.utils.formats import date_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -19,11 +20,10 @@ from django.utils.translation import gettext as _
 from ..operators.formatting import grouped, local_time
 from ..stats.reader import Counts, total
 
-WIDTH = 720
 HEIGHT = 120
-SPARKLINE_WIDTH = 100
 SPARKLINE_HEIGHT = 24
-GAP = 0.12  # on each side of a bar, as a share of its width
+GAP = 0.125  # on each side of a bar
+BAR_WIDTH = 0.75
 MIN_HEIGHT = 1.2  # of a segment, so that one refusal among thousands can be seen
 KINDS = ("allowed", "degraded", "other", "over", "refused")  # from the bottom up
 MAX_LINES = 4  # of the scale, above zero
@@ -58,10 +58,9 @@ class Bar(NamedTuple):
 
 
 def add_up(series: Sequence[Counts], per_bar: int) -> list[Counts]:
-    """Add minutes or hours up, so many at a time, so that the last are complete."""
-    first = len(series) % per_bar or per_bar
-    ends = range(first, len(series) + 1, per_bar)
-    return [total(series[max(0, end - per_bar) : end]) for end in ends]
+    """Add minutes or hours up, so many at a time."""
+    starts = range(0, len(series), per_bar)
+    return [total(series[start : start + per_bar]) for start in starts]
 
 
 def bars(series: Sequence[Counts], time_format: str) -> list[Bar]:
@@ -77,27 +76,20 @@ def chart(shown: Sequence[Bar], label: str) -> SafeString:
     series = [bar.counts for bar in shown]
     step, top = _scale(max(counts.total for counts in series))
     ticks = range(top, -1, -step)
-    grid = [f"M0 {_number(HEIGHT - HEIGHT * tick / top)}h{WIDTH}" for tick in ticks]
     last = len(shown) - 1
-    times = [shown[round(i * last / TIMES)].time for i in range(TIMES + 1)]
 
-    return format_html(
-        '<div class="rlaas-plot"><div class="rlaas-y" aria-hidden="true">{}</div>'
-        '<svg class="rlaas-chart" viewBox="0 0 {} {}" role="img" aria-label="{}" '
-        'preserveAspectRatio="none"><path class="rlaas-grid" d="{}"/>{}{}</svg>'
-        '<div class="rlaas-reader" data-live-keep hidden></div>'
-        '<div class="rlaas-x" aria-hidden="true">{}</div>'
-        '<p class="rlaas-readout">{}</p></div>',
-        _spans(map(grouped, ticks)),
-        WIDTH,
-        HEIGHT,
-        label,
-        "".join(grid),
-        _paths(series, WIDTH, HEIGHT, top),
-        _tooltips(shown),
-        _spans(times),
-        shown[-1].title,
-    )
+    context = {
+        "label": label,
+        "bars": shown,
+        "height": HEIGHT,
+        "segments": _paths(series, HEIGHT, top),
+        "ticks": ticks,
+        "lines": [f"{HEIGHT - HEIGHT * tick / top:.5g}" for tick in ticks],
+        "times": [shown[round(i * last / TIMES)].time for i in range(TIMES + 1)],
+        "latest": shown[-1],
+    }
+
+    return render_to_string("rlaas_django/admin/_plot.html", context)
 
 
 def sparkline(series: Sequence[Counts]) -> SafeString:
@@ -106,9 +98,9 @@ def sparkline(series: Sequence[Counts]) -> SafeString:
     return format_html(
         '<svg class="rlaas-sparkline" viewBox="0 0 {} {}" aria-hidden="true" '
         'preserveAspectRatio="none">{}</svg>',
-        SPARKLINE_WIDTH,
+        len(series),
         SPARKLINE_HEIGHT,
-        _paths(series, SPARKLINE_WIDTH, SPARKLINE_HEIGHT, top),
+        _paths(series, SPARKLINE_HEIGHT, top),
     )
 
 
@@ -128,41 +120,18 @@ def _scale(peak: int) -> tuple[int, int]:
         power *= 10
 
 
-def _spans(texts: Iterable[str]) -> SafeString:
-    return format_html_join("", "<span>{}</span>", ((text,) for text in texts))
-
-
-def _tooltips(shown: Sequence[Bar]) -> SafeString:
-    """Return areas of full height, so that the tooltip of a low bar is found."""
-    width = WIDTH / len(shown)
-    return format_html_join(
-        "",
-        '<rect class="rlaas-span" x="{}" width="{}" height="{}">'
-        "<title>{}</title></rect>",
-        (
-            (_number(index * width), _number(width), HEIGHT, bar.title)
-            for index, bar in enumerate(shown)
-        ),
-    )
-
-
-def _paths(
-    series: Sequence[Counts], width: float, height: float, top: int
-) -> SafeString:
-    """Return one path per kind.
+def _paths(series: Sequence[Counts], height: float, top: int) -> SafeString:
+    """Return one path per kind, in which a bar is one unit wide.
 
     A rectangle per bar and kind would be ten times as much markup.
     """
     paths = dict.fromkeys(KINDS, "")
-    bar_width = width / len(series)
-    shown_width = _number(bar_width * (1 - 2 * GAP))
-
     for index, counts in enumerate(series):
-        x = _number((index + GAP) * bar_width)
         bottom = height
         for kind, segment in _segments(counts, height, top).items():
-            size = _number(segment)
-            paths[kind] += f"M{x} {_number(bottom)}v-{size}h{shown_width}v{size}z"
+            start = f"M{index + GAP} {bottom:.5g}"
+            sides = f"v-{segment:.5g}h{BAR_WIDTH}v{segment:.5g}"
+            paths[kind] += f"{start}{sides}z"
             bottom -= segment
 
     drawn = [(kind, path) for kind, path in paths.items() if path]
@@ -184,7 +153,3 @@ def _segments(counts: Counts, height: float, top: int) -> dict[str, float]:
         segments[tallest] -= excess
 
     return segments
-
-
-def _number(number: float) -> str:
-    return f"{number:.2f}".rstrip("0").rstrip(".")

@@ -8,7 +8,6 @@ from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
-from django.core.validators import RegexValidator
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -46,10 +45,8 @@ class ActionForm(forms.Form):
         (8760, gettext_lazy("1 year")),
     )
 
-    identity = forms.CharField(
-        max_length=MAX_ENCODED,
-        widget=forms.HiddenInput,
-        validators=[RegexValidator(ENCODED, gettext_lazy("Enter a valid identity."))],
+    identity = forms.RegexField(
+        ENCODED, max_length=MAX_ENCODED, widget=forms.HiddenInput
     )
     action = forms.ChoiceField(
         choices=ACTIONS,
@@ -107,21 +104,17 @@ class ActionForm(forms.Form):
         data = super().clean() or {}
         action = data.get("action")
         if action == REFUND and data.get("amount") is None:
-            self._require("amount", _("Enter a number."))
+            self.add_error("amount", _("Enter a number."))
         if action not in (BLOCK, EXEMPT, LIMIT):
             return data
 
         if not data.get("reason"):
-            self._require("reason", _("Enter a reason."))
+            self.add_error("reason", _("Enter a reason."))
         if not self.errors:
             self.override = self._make_override(data)
             self._check_override(self.override)
 
         return data
-
-    def _require(self, name: str, message: str) -> None:
-        if name not in self.errors:
-            self.add_error(name, message)
 
     def _make_override(self, data: dict[str, Any]) -> Override:
         """Return the override to set: a limit for all policies is a factor."""

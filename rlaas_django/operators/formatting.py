@@ -74,13 +74,12 @@ def local_time(timestamp: float) -> datetime:
 
 def time_with_zone(at: datetime) -> str:
     """Return a time such as `10:31:09 CET`, with its date unless that is today."""
-    zone = timezone.get_current_timezone()
     if timezone.is_naive(at):  # of a site without USE_TZ
-        at = timezone.make_aware(at, zone)
+        at = timezone.make_aware(at)
 
-    at = at.astimezone(zone)
+    at = timezone.localtime(at)
 
-    if at.date() == datetime.now(zone).date():
+    if at.date() == datetime.now(at.tzinfo).date():
         return date_format(at, "H:i:s T")
 
     return f"{date_format(at, 'SHORT_DATE_FORMAT')} {date_format(at, 'H:i T')}"

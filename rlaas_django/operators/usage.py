@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
@@ -209,25 +209,14 @@ def active(cursor: int, policy: str | None = None) -> tuple[list[Row], int, int]
         cursor, keys = backend.scan_page(cursor, pattern, count)
         scanned += count
         count *= 2  # few keys match, so scan more at once
-        pairs.update(dict.fromkeys(_counted(keys, policy)))
+        for name, identity in filter(None, map(parse_counter_key, keys)):
+            if is_encoded(identity) and policy in (None, name):
+                pairs[name, identity] = None
+
         if cursor == 0 or len(pairs) >= PAGE_SIZE:
             break
 
     return rows(pairs), cursor, scanned
-
-
-def _counted(
-    keys: Iterable[str], policy: str | None
-) -> Iterator[tuple[str, EncodedIdentity]]:
-    """Yield the policy names and identities of counters, maybe of one policy."""
-    for key in keys:
-        pair = parse_counter_key(key)
-        if pair is None:
-            continue
-
-        name, identity = pair
-        if is_encoded(identity) and policy in (None, name):
-            yield pair
 
 
 def unavailable_servers() -> list[backend.Server]:

@@ -7,7 +7,6 @@ An endpoint gets the request, who calls it, and `call`, by which it calls the li
 from __future__ import annotations
 
 import json
-from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -77,22 +76,17 @@ async def check_batch(request: HttpRequest, caller: Caller, call: Call) -> HttpR
         detail = f'"checks" should be a list of at most {MAX_BATCH:,} checks.'
         raise ProblemError(detail)
 
-    plans: list[Check | ProblemError] = []
-    for item in items:
+    results: list[Any] = [None] * len(items)
+    checks: dict[int, Check] = {}  # by index
+    for index, item in enumerate(items):
         try:
-            plans.append(parse_subject(item, caller).check)
+            checks[index] = parse_subject(item, caller).check
         except ProblemError as problem:
-            plans.append(problem)
+            results[index] = {"error": problem.members()}
 
-    checks = [plan for plan in plans if isinstance(plan, Check)]
-    decisions = iter(await _decide(checks, caller, call))
-
-    results = []
-    for plan in plans:
-        if isinstance(plan, ProblemError):
-            results.append({"error": plan.members()})
-        else:
-            results.append(decision_json(next(decisions), caller, in_batch=True))
+    decisions = await _decide([*checks.values()], caller, call)
+    for index, decision in zip(checks, decisions, strict=True):
+        results[index] = decision_json(decision, caller, in_batch=True)
 
     return JsonResponse({"results": results})
 
@@ -103,10 +97,14 @@ async def usage(request: HttpRequest, caller: Caller, call: Call) -> HttpRespons
     GET usage?userId=alice&policy=search, or POST {"userId": "alice"}.
     """
     identity, planned = read_subject(request, caller)
-    policies = planned.policy_set
-    cost = planned.cost
 
-    decision = await call(limiter.peek, limiter.apeek, identity, policies, cost=cost)
+    decision = await call(
+        limiter.peek,
+        limiter.apeek,
+        identity,
+        planned.policy_set,
+        cost=planned.cost,
+    )
     require_available(decision)
 
     response = JsonResponse(decision_json(decision, caller))
@@ -127,7 +125,7 @@ async def refund(request: HttpRequest, caller: Caller, call: Call) -> HttpRespon
     for policy in receipt.policies:
         require_policy(policy, caller)
 
-    refunded = await call(receipts.refund, receipts.arefund, receipt)
+    refunded = await receipts.refund(receipt, call)
     return JsonResponse({"refunded": refunded})
 
 
@@ -171,8 +169,9 @@ async def info(*_: Any) -> HttpResponse:
 
 async def openapi(request: HttpRequest, *_: Any) -> HttpResponse:
     """Return the description of the service, at its own path."""
-    server = {"url": request.path.removesuffix("/openapi.json")}
-    return JsonResponse({**_openapi(), "servers": [server]})
+    document = json.loads(files(__package__).joinpath("openapi.json").read_bytes())
+    document["servers"] = [{"url": request.path.removesuffix("/openapi.json")}]
+    return JsonResponse(document)
 
 
 async def metrics(_: HttpRequest, __: Caller, call: Call) -> HttpResponse:
@@ -243,12 +242,6 @@ async def _decide(checks: list[Check], caller: Caller, call: Call) -> list[Decis
             observe(decision, caller.source)
 
     return decisions
-
-
-@cache
-def _openapi() -> Any:
-    document = files(__package__).joinpath("openapi.json")
-    return json.loads(document.read_bytes())
 
 
 def _proxied_identity(request: HttpRequest, policy_set: PolicySet) -> dict[Any, Any]:

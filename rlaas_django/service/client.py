@@ -91,8 +91,8 @@ class Answer:
 class _BaseClient:
     """The calls of both clients; those of AsyncClient return awaitables."""
 
-    _open: Callable[[], None]
-    _call: Callable[[str, Any, ReadBody], Any]
+    _open: Any  # makes the connections
+    _call: Any  # of a path, a body, and what reads the response
 
     def __init__(
         self, url: str, token: str, *, timeout: float = 0.5, on_failure: str = "open"

@@ -198,13 +198,12 @@ async def health(_: HttpRequest, __: Caller, call: Call) -> HttpResponse:
     decision = await call(limiter.peek, limiter.apeek, identity)
 
     servers = backend.topology().servers()
-    failing = sum(server.breaker.error is not None for server in servers)
-    if not failing and not decision.degraded:
-        return JsonResponse({"status": "UP", "reasons": []})
+    is_failing = any(server.breaker.error is not None for server in servers)
+    if decision.degraded or is_failing:
+        reasons = ["Redis, or one of its servers, is unavailable."]
+        return JsonResponse({"status": "DOWN", "reasons": reasons}, status=503)
 
-    # The one that did not reply now may reply to the next call.
-    reason = f"{max(1, failing)} of {len(servers)} Redis servers are unavailable."
-    return JsonResponse({"status": "DOWN", "reasons": [reason]}, status=503)
+    return JsonResponse({"status": "UP", "reasons": []})
 
 
 async def forward_auth(

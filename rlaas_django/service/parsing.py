@@ -31,7 +31,7 @@ WHO = (
     'Name who is checked: give a "userId", or an identity of the kind that is counted '
     "({})."
 )
-QUERY = ("userId", "ip", "policy", "cost")
+QUERY = ("userId", "ip", "policy", "cost", "format")
 FIELDS = ("userId", "identity", "policy", "policies", "cost")
 
 _is_kind = re.compile(r"user|ip|token|key|(header|get|post):.+", re.DOTALL).fullmatch
@@ -139,7 +139,7 @@ def _read_query(request: HttpRequest) -> Json:
     source: Json = {}
 
     for name, values in request.GET.lists():
-        if name not in (*QUERY, "format"):
+        if name not in QUERY:
             raise ProblemError(unknown("parameter", name, QUERY))
 
         if len(values) > 1 and name != "policy":

@@ -37,10 +37,10 @@ from .throttles import (
     PolicyLimits,
     RateThrottle,
     adecide,
+    anonymous_address,
     decide,
     plan_checks,
     user_or_address,
-    wait_of,
 )
 
 __all__ = [
@@ -87,7 +87,10 @@ class BaseThrottle(ByAddress, throttling.BaseThrottle):
         return refusal is None
 
     def wait(self) -> float | None:
-        return wait_of(_refusal.get())
+        refusal = _refusal.get()
+        if refusal is None:
+            return None
+        return whole_wait(refusal)
 
 
 def _credential_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
@@ -97,19 +100,12 @@ def _credential_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
     return "token", str(auth)  # kept as a keyed digest
 
 
-def _anonymous(throttle: Any, request: Any) -> tuple[str, Any]:
-    kind, name = _credential_or_address(throttle, request)
-    if kind == "token":
-        return kind, None
-    return kind, name
-
-
 class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrottle):
     """Counts requests in Redis, exactly; a subclass says by `get_cache_key` whose."""
 
     framework = "ninja"
     names: ClassVar = {
-        throttling.AnonRateThrottle.get_cache_key: _anonymous,
+        throttling.AnonRateThrottle.get_cache_key: anonymous_address,
         throttling.AuthRateThrottle.get_cache_key: _credential_or_address,
         throttling.UserRateThrottle.get_cache_key: user_or_address,
     }

@@ -6,6 +6,7 @@ These are the checks that connect to Redis.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -63,24 +64,24 @@ def check_eviction(**_: Any) -> list[checks.CheckMessage]:
     if not _can_connect():
         return []
 
-    try:
-        return as_messages(_eviction_problems())
-    except backend.UnavailableError:  # `check_rights` reports it
-        return []
+    problems = []
+    with suppress(backend.UnavailableError):  # `check_rights` reports it
+        for server in backend.servers():
+            policy = backend.eviction_policy(backend.server_info(server))
+            if policy is not None:
+                problems.append(_eviction_problem(server.name, policy))
+
+    return as_messages(problems)
 
 
-def _eviction_problems() -> Iterator[Problem]:
-    for server in backend.servers():
-        policy = backend.eviction_policy(backend.server_info(server))
-        if policy is not None:
-            yield Problem(
-                "W011",
-                f"{server.name} drops keys when its memory is full "
-                f"(maxmemory-policy {policy}): usage would be lost, and overrides for "
-                "up to half a minute.",
-                "Let RATE_LIMITER['CACHE'] be on a server of its own, with "
-                "maxmemory-policy noeviction.",
-            )
+def _eviction_problem(server: str, policy: str) -> Problem:
+    return Problem(
+        "W011",
+        f"{server} drops keys when its memory is full (maxmemory-policy {policy}): "
+        "usage would be lost, and overrides for up to half a minute.",
+        "Let RATE_LIMITER['CACHE'] be on a server of its own, with maxmemory-policy "
+        "noeviction.",
+    )
 
 
 def _can_connect() -> bool:

@@ -68,20 +68,20 @@ def check_eviction(**_: Any) -> list[checks.CheckMessage]:
     with suppress(backend.UnavailableError):  # `check_rights` reports it
         for server in backend.servers():
             policy = backend.eviction_policy(backend.server_info(server))
-            if policy is not None:
-                problems.append(_eviction_problem(server.name, policy))
+            if policy is None:
+                continue
+
+            problem = Problem(
+                "W011",
+                f"{server.name} drops keys when its memory is full "
+                f"(maxmemory-policy {policy}): usage would be lost, and overrides for "
+                "up to half a minute.",
+                "Let RATE_LIMITER['CACHE'] be on a server of its own, with "
+                "maxmemory-policy noeviction.",
+            )
+            problems.append(problem)
 
     return as_messages(problems)
-
-
-def _eviction_problem(server: str, policy: str) -> Problem:
-    return Problem(
-        "W011",
-        f"{server} drops keys when its memory is full (maxmemory-policy {policy}): "
-        "usage would be lost, and overrides for up to half a minute.",
-        "Let RATE_LIMITER['CACHE'] be on a server of its own, with maxmemory-policy "
-        "noeviction.",
-    )
 
 
 def _can_connect() -> bool:

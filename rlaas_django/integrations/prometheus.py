@@ -29,7 +29,7 @@ from prometheus_client.registry import Collector
 
 from .. import backend
 from ..runtime import observers
-from ..runtime.observers import REFUSED, Observation
+from ..runtime.observers import Observation
 from ..stats import reader, recorder
 
 __all__ = ["Metrics", "exposition"]
@@ -101,7 +101,7 @@ class Recorder:
     def __call__(self, observation: Observation) -> None:
         for seconds in observation.latencies:
             self.latency.observe(seconds)
-        if observation.is_cached and observation.result == REFUSED:
+        if observation.is_cached:
             self.cached.inc()
 
 

@@ -145,8 +145,11 @@ def get_usage(
             "Write `group`, or `fn`, the view: one of them names the counter."
         )
 
+    if not _setting("ENABLE", True) or not conf.config().enabled:
+        return None
+
     methods = _parse_methods(method)
-    if not _applies(request, methods):
+    if methods and request.method not in methods:
         return None
 
     name = group
@@ -188,14 +191,6 @@ def _function(value: Any) -> Any:
         return value
 
     return None
-
-
-def _applies(request: Any, methods: tuple[str, ...]) -> bool:
-    """Return whether a request is limited."""
-    if not _setting("ENABLE", True) or not conf.config().enabled:
-        return False
-
-    return not methods or request.method in methods
 
 
 def _parse_methods(method: Any) -> tuple[str, ...]:

@@ -93,8 +93,6 @@ class UserRateThrottle(SimpleRateThrottle, throttling.UserRateThrottle):
 class ScopedRateThrottle(SimpleRateThrottle, throttling.ScopedRateThrottle):
     """As UserRateThrottle, by the rate of the view's `throttle_scope`."""
 
-    rate: str | None = None
-
     def plan_check(self, request: Any, checked: set[str], *view: Any) -> Check | None:
         self.scope = getattr(view[0], self.scope_attr, None)
         if not self.scope:

@@ -29,7 +29,6 @@ from ..http.headers import add_headers, add_refusal_headers, whole_wait
 from ..http.identity import load_user
 from ..http.request_state import decision_about
 from ..http.site_functions import in_thread
-from ..limiter import Check
 from ..runtime import log
 from .throttles import (
     NO_LIMITS,
@@ -204,7 +203,12 @@ async def _check(request: Any) -> None:
         return
 
     await load_user(request)
-    decisions = await adecide(request, await _plan_checks(called, request))
+    if any(throttle.calls_site() for throttle in called):
+        checks = await in_thread(plan_checks)(called, request)
+    else:
+        checks = plan_checks(called, request)
+
+    decisions = await adecide(request, checks)
 
     outcomes: list[Outcome] = []
     for throttle in called:
@@ -215,14 +219,6 @@ async def _check(request: Any) -> None:
     refused = combine(outcomes)
     if refused is not None:
         raise Throttled(whole_wait(refused))
-
-
-async def _plan_checks(throttles: list[Any], request: Any) -> dict[Any, Check]:
-    """Plan checks, in a thread where functions of the site are called."""
-    if any(throttle.calls_site() for throttle in throttles):
-        checks: dict[Any, Check] = await in_thread(plan_checks)(throttles, request)
-        return checks
-    return plan_checks(throttles, request)
 
 
 def _with_headers(request: Any, response: Any) -> Any:

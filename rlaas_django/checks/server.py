@@ -6,6 +6,7 @@ These are the checks that connect to Redis.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -63,17 +64,14 @@ def check_eviction(**_: Any) -> list[checks.CheckMessage]:
     if not _can_connect():
         return []
 
-    try:
-        return as_messages(_eviction_problems())
-    except backend.UnavailableError:  # `check_rights` reports it
-        return []
+    problems = []
+    with suppress(backend.UnavailableError):  # `check_rights` reports it
+        for server in backend.servers():
+            policy = backend.eviction_policy(backend.server_info(server))
+            if policy is None:
+                continue
 
-
-def _eviction_problems() -> Iterator[Problem]:
-    for server in backend.servers():
-        policy = backend.eviction_policy(backend.server_info(server))
-        if policy is not None:
-            yield Problem(
+            problem = Problem(
                 "W011",
                 f"{server.name} drops keys when its memory is full "
                 f"(maxmemory-policy {policy}): usage would be lost, and overrides for "
@@ -81,6 +79,9 @@ def _eviction_problems() -> Iterator[Problem]:
                 "Let RATE_LIMITER['CACHE'] be on a server of its own, with "
                 "maxmemory-policy noeviction.",
             )
+            problems.append(problem)
+
+    return as_messages(problems)
 
 
 def _can_connect() -> bool:

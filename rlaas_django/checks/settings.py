@@ -14,8 +14,9 @@ from .. import backend, conf
 from ..conf import Problem
 from ..core.algorithms import ALGORITHMS
 from ..core.keys import key_kind
-from ..core.policy import DEFAULT, Policy, Rate
+from ..core.policy import Policy, Rate
 from ..http.identity import BY_USER
+from ..http.rules import EVERYTHING
 from ..http.site_functions import site_function
 from ..middleware import RateLimitMiddleware
 
@@ -70,8 +71,11 @@ def check_shared_cache(**_: Any) -> list[checks.CheckMessage]:
     if location is None:
         return []
 
-    others = [other for other in conf.cache_aliases() if other != alias]
-    sharing = [other for other in others if _location(other) == location]
+    sharing = [
+        other
+        for other in conf.cache_aliases()
+        if other != alias and _location(other) == location
+    ]
     if sharing:
         users = f"CACHES[{sharing[0]!r}], on the same database"
     elif alias == "default":
@@ -93,7 +97,7 @@ def check_shared_cache(**_: Any) -> list[checks.CheckMessage]:
 
 
 def as_messages(problems: Iterable[Problem]) -> list[checks.CheckMessage]:
-    """Return problems as Django reports them."""
+    """Return problems as Django reports them, each once."""
     classes = {"E": checks.Error, "W": checks.Warning}
     return [
         classes[problem.id[0]](
@@ -101,15 +105,16 @@ def as_messages(problems: Iterable[Problem]) -> list[checks.CheckMessage]:
             hint=problem.hint,
             id=f"rlaas_django.{problem.id}",
         )
-        for problem in problems
+        for problem in dict.fromkeys(problems)
     ]
 
 
 def middleware_position() -> int | None:
     """Return where RateLimitMiddleware, or a subclass, stands in MIDDLEWARE."""
     for position, path in enumerate(conf.middleware()):
-        if _is_ours(path):
-            return position
+        with contextlib.suppress(Exception):  # Django reports what is wrong with it
+            if issubclass(site_function(path), RateLimitMiddleware):
+                return position
 
     return None
 
@@ -152,16 +157,6 @@ def _function_problems(where: str, function: Any) -> Iterator[Problem]:
         yield Problem("E011", f"{where} {function!r} is not a callable.")
 
 
-def _is_ours(path: str) -> bool:
-    if path == MIDDLEWARE:
-        return True
-
-    with contextlib.suppress(Exception):  # Django reports what is wrong with it
-        return issubclass(site_function(path), RateLimitMiddleware)
-
-    return False
-
-
 def _location(alias: str) -> tuple[Any, ...] | None:
     """Return the server and the database of a cache; None if it is not on Redis."""
     try:
@@ -183,7 +178,7 @@ def _location(alias: str) -> tuple[Any, ...] | None:
 def _cache_problems(config: conf.Config) -> Iterator[Problem]:
     alias = config.cache
     try:
-        entry = conf.cache_entry(alias)
+        conf.cache_entry(alias)
     except ImproperlyConfigured as error:
         yield Problem("E005", str(error))
         return
@@ -200,22 +195,15 @@ def _cache_problems(config: conf.Config) -> Iterator[Problem]:
         return
 
     if options.get("socket_timeout") is None and "server" not in options:
-        yield _missing_timeout(alias, str(entry.get("BACKEND", "")))
-
-
-def _missing_timeout(alias: str, backend_path: str) -> Problem:
-    names = ["socket_timeout", "socket_connect_timeout"]
-    if backend_path.startswith("django_redis"):
-        names = [name.upper() for name in names]
-
-    return Problem(
-        "W001",
-        f"CACHES[{alias!r}] sets no socket timeout. The limiter has its own, "
-        "RATE_LIMITER['TIMEOUT']; but while Redis hangs, whatever else uses this "
-        "cache waits for redis-py's default: 5 seconds since redis-py 8, for ever "
-        "before.",
-        f"Set OPTIONS[{names[0]!r}] and OPTIONS[{names[1]!r}], to 0.25 seconds say.",
-    )
+        yield Problem(
+            "W001",
+            f"CACHES[{alias!r}] sets no socket timeout. The limiter has its own, "
+            "RATE_LIMITER['TIMEOUT']; but while Redis hangs, whatever else uses this "
+            "cache waits for redis-py's default: 5 seconds since redis-py 8, for ever "
+            "before.",
+            "Set socket_timeout and socket_connect_timeout in its OPTIONS, to 0.25 "
+            "seconds say; for django-redis, SOCKET_TIMEOUT and SOCKET_CONNECT_TIMEOUT.",
+        )
 
 
 def _policy_problems(config: conf.Config) -> Iterator[Problem]:
@@ -245,9 +233,9 @@ def _proxy_problems(config: conf.Config) -> Iterator[Problem]:
     if config.proxies and mistakes_underscores:
         yield Problem(
             "W006",
-            f"Django {'.'.join(map(str, version))} takes X_Forwarded_For for "
-            "X-Forwarded-For under ASGI: with a header that the proxy does not "
-            "overwrite, a client can pretend to be any other.",
+            "This version of Django takes X_Forwarded_For for X-Forwarded-For under "
+            "ASGI: with a header that the proxy does not overwrite, a client can "
+            "pretend to be any other.",
             "Upgrade to Django 5.2.13, 6.0.4 or later.",
         )
 
@@ -278,9 +266,8 @@ def _middleware_problems(config: conf.Config) -> Iterator[Problem]:
 
 def _policies_by_user(config: conf.Config) -> list[str]:
     """Return the policies by user that the middleware applies."""
-    names = {DEFAULT}
-    if config.rules:
-        names = {name for rule in config.rules for name in rule.policies}
+    rules = config.rules or (EVERYTHING,)
+    names = {name for rule in rules for name in rule.policies}
     return sorted(name for name in names if config.policies[name].key in BY_USER)
 
 

@@ -309,53 +309,42 @@ def _without_session(authenticators: Iterable[type]) -> list[str]:
 
 def _charged_in_two_ways(
     routes: list[Route], views: list[LimitedView], config: conf.Config
-) -> Iterable[Problem]:
+) -> Iterator[Problem]:
     """Report a policy that a rule and a decorator of a view charge differently."""
-    problems: dict[Problem, None] = {}  # once each, though a view has several paths
     for path, view in routes:
         name = view_name(view)
         limits = [limited_view for limited_view in views if limited_view.name == name]
         for rule in _rules_of_path(path, config):
             for limited_view in limits:
-                problems.update(
-                    dict.fromkeys(_compare_charges(rule, limited_view, config))
-                )
-
-    return problems
+                yield from _compare_charges(rule, limited_view)
 
 
-def _compare_charges(
-    rule: Rule, view: LimitedView, config: conf.Config
-) -> Iterator[Problem]:
-    methods = view.options.get("methods")
+def _compare_charges(rule: Rule, view: LimitedView) -> Iterator[Problem]:
+    options = view.options
+    methods = options.get("methods")
     if methods and rule.methods and methods.isdisjoint(rule.methods):
         return
 
-    of_rule = _charge(rule.cost, rule.charge_when)
-    of_view = _charge(view.options.get("cost"), view.options.get("charge_when"))
-    options = [option for option in of_rule if of_rule[option] != of_view[option]]
-    if not options:
+    charge = _charge(options.get("cost"), options.get("charge_when"))
+    if charge == _charge(rule.cost, rule.charge_when):
         return
 
-    where = "The middleware"
-    if rule in config.rules:
-        where = f"RATE_LIMITER['MIDDLEWARE'][{config.rules.index(rule)}]"
-
-    names = set(map(str, view.policies))
-    for policy in rule.policies:
-        if policy in names:
-            yield Problem(
-                "W014",
-                f"{where} and {view.name} both apply policy {policy!r}, with another "
-                f"{' and '.join(options)}: a request is charged once, by the rule.",
-                "Write the same in both, or leave the policy out of one of them.",
-            )
+    shared = set(rule.policies).intersection(map(str, view.policies))
+    for policy in sorted(shared):
+        yield Problem(
+            "W014",
+            f"The middleware and {view.name} both apply policy {policy!r}, with "
+            "another cost or charge_when: a request is charged once, by the rule.",
+            "Write the same in both, or leave the policy out of one of them.",
+        )
 
 
-def _charge(cost: Any, charge_when: Any) -> dict[str, Any]:
+def _charge(cost: Any, charge_when: Any) -> tuple[Any, Any]:
     """Return how much is charged and when, with dotted paths imported."""
-    charge = {"cost": 1 if cost is None else cost, "charge_when": charge_when}
-    with contextlib.suppress(ImportError):  # reported by `option_problems`
-        charge = {option: site_function(value) for option, value in charge.items()}
+    if cost is None:
+        cost = 1
 
-    return charge
+    with contextlib.suppress(ImportError):  # reported by `option_problems`
+        return site_function(cost), site_function(charge_when)
+
+    return cost, charge_when

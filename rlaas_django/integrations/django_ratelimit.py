@@ -23,7 +23,14 @@ from django.utils.module_loading import import_string
 from .. import conf, limiter
 from ..core.algorithms import FIXED_WINDOW
 from ..core.decision import Decision
-from ..core.keys import EncodedIdentity, digest, encode, encode_name, parse_address
+from ..core.keys import (
+    EncodedIdentity,
+    digest,
+    encode,
+    encode_name,
+    key_kind,
+    parse_address,
+)
 from ..core.policy import NAME, Policy, PolicyError, Rate
 from ..http.identity import read_name
 from ..http.proxies import client_address
@@ -138,8 +145,11 @@ def get_usage(
             "Write `group`, or `fn`, the view: one of them names the counter."
         )
 
+    if not _setting("ENABLE", True) or not conf.config().enabled:
+        return None
+
     methods = _parse_methods(method)
-    if not _applies(request, methods):
+    if methods and request.method not in methods:
         return None
 
     name = group
@@ -183,14 +193,6 @@ def _function(value: Any) -> Any:
     return None
 
 
-def _applies(request: Any, methods: tuple[str, ...]) -> bool:
-    """Return whether a request is limited."""
-    if not _setting("ENABLE", True) or not conf.config().enabled:
-        return False
-
-    return not methods or request.method in methods
-
-
 def _parse_methods(method: Any) -> tuple[str, ...]:
     """Return the methods that are limited; none for all of them."""
     if method == ALL:
@@ -205,23 +207,22 @@ def _parse_methods(method: Any) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=1024)
 def _parse_rate(rate: str | tuple[int, int]) -> tuple[int, int]:
     """Return the limit and the seconds; unlike elsewhere, the limit may be 0."""
-    limit: int | None = None
-    if isinstance(rate, str) and re.match("0+/", rate):
-        limit = 0
-        rate = f"1{rate}"
-    elif rate[0] == 0:
-        limit = 0
-        rate = (1, rate[1])  # type: ignore[assignment]
+    text = rate
+    if not isinstance(text, str):
+        text = "{}/{}".format(*rate)
+
+    is_zero = re.match("0+/", text)
+    if is_zero:
+        text = f"1{text}"  # over the same window
 
     try:
-        parsed = Rate.parse(rate)
+        parsed = Rate.parse(text)
     except PolicyError as error:
         raise ImproperlyConfigured(str(error)) from error
 
-    if limit is None:
-        limit = parsed.limit
-
-    return limit, parsed.window
+    if is_zero:
+        return 0, parsed.window
+    return parsed.limit, parsed.window
 
 
 @functools.lru_cache(maxsize=1024)
@@ -322,9 +323,8 @@ def _identity(request: Any, group: Any, key: Any) -> EncodedIdentity:
     if key in ("ip", "user", "user_or_ip"):
         return EncodedIdentity(f"ip={encode(_address(request))}")
 
-    kind, colon, _ = str(key).partition(":")
-    if colon and kind in ("get", "post", "header"):
-        return _encoded(kind, read_name(request, key))
+    if str(key).startswith(("get:", "post:", "header:")):
+        return _encoded(key_kind(key), read_name(request, key))
 
     key_function = _function(key)
     if key_function is not None:

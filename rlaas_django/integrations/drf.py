@@ -20,8 +20,7 @@ from rest_framework.settings import api_settings
 from .. import conf
 from ..core.decision import Decision
 from ..core.policy import Policy
-from ..http.headers import add_headers
-from ..http.request_state import decision_about
+from ..http.headers import whole_wait
 from ..limiter import Check
 from ..runtime.clock import frozen_clock
 from .drf_views import Unavailable, observe_at_end
@@ -29,10 +28,10 @@ from .throttles import (
     ByAddress,
     PolicyLimits,
     RateThrottle,
+    anonymous_address,
     decide,
     plan_checks,
     user_or_address,
-    wait_of,
 )
 
 __all__ = [
@@ -56,14 +55,9 @@ class BaseThrottle(ByAddress, throttling.BaseThrottle):
 
     def wait(self) -> float | None:
         """Return the seconds until the request would pass, if waiting helps."""
-        return wait_of(self.decision)
-
-
-def _anonymous(throttle: Any, request: Any) -> tuple[str, Any]:
-    kind, name = user_or_address(throttle, request)
-    if kind == "user":
-        return kind, None
-    return kind, name
+        if self.decision is None:
+            return None
+        return whole_wait(self.decision)
 
 
 class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrottle):
@@ -71,7 +65,7 @@ class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrott
 
     framework = "drf"
     names: ClassVar = {
-        throttling.AnonRateThrottle.get_cache_key: _anonymous,
+        throttling.AnonRateThrottle.get_cache_key: anonymous_address,
         throttling.UserRateThrottle.get_cache_key: user_or_address,
         throttling.ScopedRateThrottle.get_cache_key: user_or_address,
     }
@@ -82,13 +76,10 @@ class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrott
             return True
         if _allows(self.decision):
             return self.throttle_success()
-        return self.throttle_failure()
+        return self.throttle_failure()  # type: ignore[no-any-return]
 
     def throttle_success(self) -> bool:
         return True
-
-    def throttle_failure(self) -> bool:
-        return False
 
 
 class AnonRateThrottle(SimpleRateThrottle, throttling.AnonRateThrottle):
@@ -101,8 +92,6 @@ class UserRateThrottle(SimpleRateThrottle, throttling.UserRateThrottle):
 
 class ScopedRateThrottle(SimpleRateThrottle, throttling.ScopedRateThrottle):
     """As UserRateThrottle, by the rate of the view's `throttle_scope`."""
-
-    rate: str | None = None
 
     def plan_check(self, request: Any, checked: set[str], *view: Any) -> Check | None:
         self.scope = getattr(view[0], self.scope_attr, None)
@@ -191,9 +180,4 @@ def _decide_all(
 
     with clock:
         checks = plan_checks(throttles, request, view)
-        decisions = decide(request, checks)
-
-    if hasattr(view, "headers"):
-        # The framework copies the headers of a view to its response, whichever it is.
-        add_headers(view.headers, decision_about(request))
-    return decisions
+        return decide(request, checks)

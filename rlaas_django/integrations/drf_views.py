@@ -7,7 +7,7 @@ before authentication, so that wrong credentials count; those by user after it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial, partialmethod
 from typing import Any
 
@@ -207,12 +207,11 @@ def _finalize_response(
     return response
 
 
-Hooks = dict[str, Callable[..., Any]]
-FIRST_HOOKS: Hooks = {
+FIRST_HOOKS: dict[str, Any] = {
     "initialize_request": _initialize_request,
     "initial": _initial,
 }
-LAST_HOOKS: Hooks = {
+LAST_HOOKS: dict[str, Any] = {
     "handle_exception": _handle_exception,
     "finalize_response": _finalize_response,
 }

@@ -29,7 +29,6 @@ from ..http.headers import add_headers, add_refusal_headers, whole_wait
 from ..http.identity import load_user
 from ..http.request_state import decision_about
 from ..http.site_functions import in_thread
-from ..limiter import Check
 from ..runtime import log
 from .throttles import (
     NO_LIMITS,
@@ -37,10 +36,10 @@ from .throttles import (
     PolicyLimits,
     RateThrottle,
     adecide,
+    anonymous_address,
     decide,
     plan_checks,
     user_or_address,
-    wait_of,
 )
 
 __all__ = [
@@ -87,7 +86,10 @@ class BaseThrottle(ByAddress, throttling.BaseThrottle):
         return refusal is None
 
     def wait(self) -> float | None:
-        return wait_of(_refusal.get())
+        refusal = _refusal.get()
+        if refusal is None:
+            return None
+        return whole_wait(refusal)
 
 
 def _credential_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
@@ -97,19 +99,12 @@ def _credential_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
     return "token", str(auth)  # kept as a keyed digest
 
 
-def _anonymous(throttle: Any, request: Any) -> tuple[str, Any]:
-    kind, name = _credential_or_address(throttle, request)
-    if kind == "token":
-        return kind, None
-    return kind, name
-
-
 class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrottle):
     """Counts requests in Redis, exactly; a subclass says by `get_cache_key` whose."""
 
     framework = "ninja"
     names: ClassVar = {
-        throttling.AnonRateThrottle.get_cache_key: _anonymous,
+        throttling.AnonRateThrottle.get_cache_key: anonymous_address,
         throttling.AuthRateThrottle.get_cache_key: _credential_or_address,
         throttling.UserRateThrottle.get_cache_key: user_or_address,
     }
@@ -208,7 +203,12 @@ async def _check(request: Any) -> None:
         return
 
     await load_user(request)
-    decisions = await adecide(request, await _plan_checks(called, request))
+    if any(throttle.calls_site() for throttle in called):
+        checks = await in_thread(plan_checks)(called, request)
+    else:
+        checks = plan_checks(called, request)
+
+    decisions = await adecide(request, checks)
 
     outcomes: list[Outcome] = []
     for throttle in called:
@@ -219,14 +219,6 @@ async def _check(request: Any) -> None:
     refused = combine(outcomes)
     if refused is not None:
         raise Throttled(whole_wait(refused))
-
-
-async def _plan_checks(throttles: list[Any], request: Any) -> dict[Any, Check]:
-    """Plan checks, in a thread where functions of the site are called."""
-    if any(throttle.calls_site() for throttle in throttles):
-        checks: dict[Any, Check] = await in_thread(plan_checks)(throttles, request)
-        return checks
-    return plan_checks(throttles, request)
 
 
 def _with_headers(request: Any, response: Any) -> Any:

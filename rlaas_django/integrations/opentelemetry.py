@@ -15,7 +15,7 @@ from opentelemetry.metrics import Observation as Measurement
 
 from .. import backend
 from ..runtime import observers
-from ..runtime.observers import REFUSED, Observation
+from ..runtime.observers import Observation
 from ..stats import recorder
 
 __all__ = ["Metrics"]
@@ -56,7 +56,7 @@ class Recorder:
         for seconds in observation.latencies:
             self.latency.record(seconds)
 
-        if observation.result == REFUSED and observation.is_cached:
+        if observation.is_cached:
             self.cached.add(1)
 
         for outcome, result in observation.results():

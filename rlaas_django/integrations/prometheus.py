@@ -29,29 +29,38 @@ from prometheus_client.registry import Collector
 
 from .. import backend
 from ..runtime import observers
-from ..runtime.observers import DEGRADED, REFUSED, Observation
+from ..runtime.observers import Observation
 from ..stats import reader, recorder
 
 __all__ = ["Metrics", "exposition"]
 
 # A name, a description, and the names of the labels.
-Family = tuple[str, str, tuple[str, ...]]
-
-DECISIONS: Family = (
+DECISIONS = (
     "rlaas_decisions",
     "Decisions by policy and result",
-    ("policy", "result"),
+    ["policy", "result"],
 )
-BREAKER: Family = (
+BREAKER = (
     "rlaas_circuit_breaker_open",
     "Whether the circuit breaker of a Redis server is open (1)",
-    ("server",),
+    ["server"],
 )
 DROPPED = "rlaas_statistics_dropped", "Observations that are missing in the statistics"
+# In seconds.
 BUCKETS = (
-    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005),
-    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-)  # seconds
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+)
 
 
 def multiprocess() -> bool:
@@ -92,7 +101,7 @@ class Recorder:
     def __call__(self, observation: Observation) -> None:
         for seconds in observation.latencies:
             self.latency.observe(seconds)
-        if observation.is_cached and observation.result == REFUSED:
+        if observation.is_cached:
             self.cached.inc()
 
 
@@ -102,20 +111,13 @@ class WorkerRecorder:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.decisions = Counter(*DECISIONS, registry=registry)
         self.breaker = Gauge(*BREAKER, multiprocess_mode="livemax", registry=registry)
-        self.is_any_open = False
 
     def __call__(self, observation: Observation) -> None:
         for outcome, result in observation.results():
             self.decisions.labels(outcome.policy.name, result).inc()
 
-        if self.is_any_open or observation.result == DEGRADED:
-            self._set_breakers()
-
-    def _set_breakers(self) -> None:
-        states = _breaker_states()
-        for server, is_open in states.items():
+        for server, is_open in _breaker_states().items():
             self.breaker.labels(server).set(is_open)
-        self.is_any_open = any(states.values())
 
 
 class SharedState(Collector):

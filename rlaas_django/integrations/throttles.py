@@ -8,7 +8,6 @@ throttles are decided in one round trip.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -84,15 +83,16 @@ class RateThrottle:
     on_failure = "open"
 
     # For each `get_cache_key` of the framework, a function of the throttle and the
-    # request. It returns the kind and the name of who is counted instead of the key, so
-    # that overrides of users and addresses apply.
-    names: ClassVar[dict[Any, Any]] = {}
+    # arguments of that one. It returns the kind and the name of who is counted instead
+    # of the key, so that overrides of users and addresses apply.
+    names: ClassVar[dict[Any, Any]]
 
     def parse_rate(self, rate: str | None) -> tuple[int | None, int | None]:
         if rate is None:
             return None, None
 
-        return _parse_rate(rate)
+        parsed = Rate.parse(rate)
+        return parsed.limit, parsed.window
 
     def calls_site(self: Any) -> bool:
         """Return whether the key is the site's own."""
@@ -112,7 +112,7 @@ class RateThrottle:
             kind = "key"
             name = self.get_cache_key(request, *view)
         else:
-            kind, name = self.names[type(self).get_cache_key](self, request)
+            kind, name = self.names[type(self).get_cache_key](self, request, *view)
 
         if name is None:
             return None
@@ -133,32 +133,27 @@ class RateThrottle:
 
 
 @lru_cache(maxsize=1024)
-def _parse_rate(rate: str) -> tuple[int, int]:
-    parsed = Rate.parse(rate)
-    return parsed.limit, parsed.window
-
-
-@lru_cache(maxsize=1024)
 def _make_policy(
     name: str, rate: tuple[int, int], algo: str | None, on_failure: str
 ) -> Policy:
     return Policy(policy_name(name, ""), rate, algo=algo, on_failure=on_failure)
 
 
-def user_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
+def anonymous_address(throttle: Any, *arguments: Any) -> tuple[str, Any]:
+    """Return the address of a client whom the framework does not know."""
+    if throttle.get_cache_key(*arguments) is None:
+        return "ip", None
+
+    return "ip", throttle.get_ident(arguments[0])
+
+
+def user_or_address(throttle: Any, request: Any, *_: Any) -> tuple[str, Any]:
     """Return the user, or the address of a client that is not logged in."""
     user = request.user
     if user and user.is_authenticated:
         return "user", user.pk
 
     return "ip", throttle.get_ident(request)
-
-
-def wait_of(refusal: Decision | None) -> float | None:
-    """Return the seconds until a refused request would pass, if waiting helps."""
-    if refusal is None or refusal.retry_after == math.inf:
-        return None
-    return refusal.retry_after
 
 
 def plan_checks(throttles: Iterable[Any], request: Any, *view: Any) -> dict[Any, Check]:

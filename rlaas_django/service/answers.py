@@ -14,7 +14,7 @@ from .. import conf
 from ..core.callers import Caller
 from ..core.decision import Decision, Outcome
 from ..core.policy import Policy, Rate, nearest
-from ..http.headers import add_headers, add_refusal_headers, whole_seconds
+from ..http.headers import add_headers, add_refusal_headers, whole_wait
 from ..http.refusals import (
     PLAIN_TEXT,
     PROBLEM_JSON,
@@ -158,9 +158,10 @@ def policy_json(policy: Policy) -> Json:
 def _decision_text(decision: Decision) -> str:
     if decision.allowed:
         return ALLOWED
-    if decision.retry_after == math.inf:  # the cost can never fit
+
+    seconds = whole_wait(decision)
+    if seconds is None:  # the cost can never fit
         return f"{NOT_ALLOWED}."
-    seconds = whole_seconds(decision.retry_after)
     return f"{NOT_ALLOWED}...Try after {seconds} seconds."
 
 

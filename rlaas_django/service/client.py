@@ -30,7 +30,11 @@ __all__ = ["Answer", "AsyncClient", "Client", "ServiceError"]
 PAUSE = 1.0
 MAX_THREADS = 100  # of a Client: as many as httpx keeps connections
 FAILURES = (OSError, httpx.HTTPError)  # TimeoutError is an OSError
-FAILED_CLOSED = {"allowed": False, "degraded": True, "retryAfter": PAUSE}
+# What a check is answered by where the service is unavailable.
+FALLBACKS: dict[str, dict[str, Any]] = {
+    "open": {"allowed": True, "degraded": True},
+    "closed": {"allowed": False, "degraded": True, "retryAfter": PAUSE},
+}
 CAMEL_CASE = {
     "current_count": "currentCount",
     "retry_after": "retryAfter",
@@ -87,18 +91,18 @@ class Answer:
 class _BaseClient:
     """The calls of both clients; those of AsyncClient return awaitables."""
 
-    _open: Callable[[], None]
-    _call: Callable[[str, Any, ReadBody], Any]
+    _open: Any  # makes the connections
+    _call: Any  # of a path, a body, and what reads the response
 
     def __init__(
         self, url: str, token: str, *, timeout: float = 0.5, on_failure: str = "open"
     ) -> None:
-        if on_failure not in ("open", "closed"):
+        if on_failure not in FALLBACKS:
             raise ValueError(f"on_failure is 'open' or 'closed', not {on_failure!r}.")
 
         self.url = url
         self.timeout = timeout
-        self.on_failure = on_failure
+        self._fallback = FALLBACKS[on_failure]
 
         headers = {
             "Authorization": f"Bearer {token}",
@@ -106,12 +110,6 @@ class _BaseClient:
         }
         self._options: Any = {"base_url": url, "headers": headers, "timeout": timeout}
         self._paused_until = 0.0
-
-        # What a check is answered by where the service is unavailable.
-        self._fallback: Any = {"allowed": True, "degraded": True}
-        if on_failure == "closed":
-            self._fallback = FAILED_CLOSED
-
         self._open()
 
     def check(
@@ -120,7 +118,7 @@ class _BaseClient:
         *,
         policy: str | Sequence[str] | None = None,
         cost: int = 1,
-        identity: Mapping[str, Name] | None = None,
+        identity: dict[str, Name] | None = None,
     ) -> Any:
         """Decide, and charge when allowed; return an Answer.
 
@@ -137,7 +135,7 @@ class _BaseClient:
         *,
         policy: str | Sequence[str] | None = None,
         cost: int = 1,
-        identity: Mapping[str, Name] | None = None,
+        identity: dict[str, Name] | None = None,
     ) -> Any:
         """Return the Answer to a check, without charging.
 
@@ -238,15 +236,13 @@ class AsyncClient(_BaseClient):
         content = None
         if monotonic() >= self._paused_until:
             try:
-                content = _read_content(await self._post(path, json.dumps(body)))
+                async with asyncio.timeout(self.timeout):
+                    response = await self._http.post(path, content=json.dumps(body))
+                content = _read_content(response)
             except FAILURES as error:
                 self._pause(error)
 
         return read(content)
-
-    async def _post(self, path: str, body: str) -> httpx.Response:
-        async with asyncio.timeout(self.timeout):
-            return await self._http.post(path, content=body)
 
 
 def _subject(user: Any, policy: Any, cost: int, identity: Any) -> dict[str, Any]:
@@ -254,12 +250,7 @@ def _subject(user: Any, policy: Any, cost: int, identity: Any) -> dict[str, Any]
     if isinstance(policy, str):
         policy = [policy]
 
-    subject = {
-        "userId": user,
-        "identity": identity and dict(identity),
-        "policies": policy and list(policy),
-        "cost": cost,
-    }
+    subject = {"userId": user, "identity": identity, "policies": policy, "cost": cost}
     return {name: value for name, value in subject.items() if value is not None}
 
 
@@ -274,7 +265,7 @@ def _read_content(response: httpx.Response) -> Any:
         raise httpx.RemoteProtocolError(f"status {response.status_code}")
 
     if response.status_code == 503:  # a policy fails closed
-        return FAILED_CLOSED
+        return FALLBACKS["closed"]
     if response.status_code == 429:
         return None
 

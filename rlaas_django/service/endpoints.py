@@ -7,7 +7,6 @@ An endpoint gets the request, who calls it, and `call`, by which it calls the li
 from __future__ import annotations
 
 import json
-from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -77,22 +76,17 @@ async def check_batch(request: HttpRequest, caller: Caller, call: Call) -> HttpR
         detail = f'"checks" should be a list of at most {MAX_BATCH:,} checks.'
         raise ProblemError(detail)
 
-    plans: list[Check | ProblemError] = []
-    for item in items:
+    results: list[Any] = [None] * len(items)
+    checks: dict[int, Check] = {}  # by index
+    for index, item in enumerate(items):
         try:
-            plans.append(parse_subject(item, caller).check)
+            checks[index] = parse_subject(item, caller).check
         except ProblemError as problem:
-            plans.append(problem)
+            results[index] = {"error": problem.members()}
 
-    checks = [plan for plan in plans if isinstance(plan, Check)]
-    decisions = iter(await _decide(checks, caller, call))
-
-    results = []
-    for plan in plans:
-        if isinstance(plan, ProblemError):
-            results.append({"error": plan.members()})
-        else:
-            results.append(decision_json(next(decisions), caller, in_batch=True))
+    decisions = await _decide([*checks.values()], caller, call)
+    for index, decision in zip(checks, decisions, strict=True):
+        results[index] = decision_json(decision, caller, in_batch=True)
 
     return JsonResponse({"results": results})
 
@@ -103,10 +97,14 @@ async def usage(request: HttpRequest, caller: Caller, call: Call) -> HttpRespons
     GET usage?userId=alice&policy=search, or POST {"userId": "alice"}.
     """
     identity, planned = read_subject(request, caller)
-    policies = planned.policy_set
-    cost = planned.cost
 
-    decision = await call(limiter.peek, limiter.apeek, identity, policies, cost=cost)
+    decision = await call(
+        limiter.peek,
+        limiter.apeek,
+        identity,
+        planned.policy_set,
+        cost=planned.cost,
+    )
     require_available(decision)
 
     response = JsonResponse(decision_json(decision, caller))
@@ -127,7 +125,7 @@ async def refund(request: HttpRequest, caller: Caller, call: Call) -> HttpRespon
     for policy in receipt.policies:
         require_policy(policy, caller)
 
-    refunded = await call(receipts.refund, receipts.arefund, receipt)
+    refunded = await receipts.refund(receipt, call)
     return JsonResponse({"refunded": refunded})
 
 
@@ -171,8 +169,9 @@ async def info(*_: Any) -> HttpResponse:
 
 async def openapi(request: HttpRequest, *_: Any) -> HttpResponse:
     """Return the description of the service, at its own path."""
-    server = {"url": request.path.removesuffix("/openapi.json")}
-    return JsonResponse({**_openapi(), "servers": [server]})
+    document = json.loads(files(__package__).joinpath("openapi.json").read_bytes())
+    document["servers"] = [{"url": request.path.removesuffix("/openapi.json")}]
+    return JsonResponse(document)
 
 
 async def metrics(_: HttpRequest, __: Caller, call: Call) -> HttpResponse:
@@ -199,13 +198,12 @@ async def health(_: HttpRequest, __: Caller, call: Call) -> HttpResponse:
     decision = await call(limiter.peek, limiter.apeek, identity)
 
     servers = backend.topology().servers()
-    failing = sum(server.breaker.error is not None for server in servers)
-    if not failing and not decision.degraded:
-        return JsonResponse({"status": "UP", "reasons": []})
+    is_failing = any(server.breaker.error is not None for server in servers)
+    if decision.degraded or is_failing:
+        reasons = ["Redis, or one of its servers, is unavailable."]
+        return JsonResponse({"status": "DOWN", "reasons": reasons}, status=503)
 
-    # The one that did not reply now may reply to the next call.
-    reason = f"{max(1, failing)} of {len(servers)} Redis servers are unavailable."
-    return JsonResponse({"status": "DOWN", "reasons": [reason]}, status=503)
+    return JsonResponse({"status": "UP", "reasons": []})
 
 
 async def forward_auth(
@@ -243,12 +241,6 @@ async def _decide(checks: list[Check], caller: Caller, call: Call) -> list[Decis
             observe(decision, caller.source)
 
     return decisions
-
-
-@cache
-def _openapi() -> Any:
-    document = files(__package__).joinpath("openapi.json")
-    return json.loads(document.read_bytes())
 
 
 def _proxied_identity(request: HttpRequest, policy_set: PolicySet) -> dict[Any, Any]:

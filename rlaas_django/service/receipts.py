@@ -11,7 +11,7 @@ import math
 import re
 from typing import Any, NamedTuple
 
-from django.core.signing import BadSignature, Signer
+from django.core import signing
 
 from .. import backend
 from ..backend import Call
@@ -27,7 +27,7 @@ from ..limiter.adjusting import (
 )
 
 MARKER_PREFIX = "rlaas:refunded:"
-MAX_LENGTH = 65_536  # of a receipt; one has up to 600 characters per policy
+SALT = "rlaas_django.receipt"
 
 # Of the counters in one slot: their keys, and the arguments of their refund.
 Charges = tuple[list[str], list[Any]]
@@ -52,16 +52,16 @@ def write(decision: Decision) -> str | None:
 
     if not charged:
         return None
-    return _signer().sign_object(charged)
+    return signing.dumps(charged, salt=SALT)
 
 
 def read(text: Any) -> Receipt:
     """Return a receipt that `write` gave, in any process; ValueError for any other."""
     try:
-        if not isinstance(text, str) or len(text) > MAX_LENGTH:
-            raise BadSignature
-        charged: list[Charges] = _signer().unsign_object(text)
-    except (BadSignature, ValueError):
+        if not isinstance(text, str):
+            raise signing.BadSignature
+        charged: list[Charges] = signing.loads(text, salt=SALT)
+    except (signing.BadSignature, ValueError):
         raise ValueError("This is not a receipt of a check.") from None
 
     counters = [parse_counter_key(key) for keys, _ in charged for key in keys]
@@ -69,15 +69,17 @@ def read(text: Any) -> Receipt:
     return Receipt(policies, charged)
 
 
-def refund(receipt: Receipt) -> bool:
-    """Refund a receipt, once; return False when there is nothing (more) to refund."""
-    results = backend.execute_each(backend.topology(), _refund_calls(receipt))
-    return require_refunded(sum_refunds(results, receipt.policies))
+async def refund(receipt: Receipt, call: Any) -> bool:
+    """Refund a receipt, once; return False when there is nothing (more) to refund.
 
-
-async def arefund(receipt: Receipt) -> bool:
-    """As `refund`, natively async."""
-    results = await backend.aexecute_each(backend.topology(), _refund_calls(receipt))
+    `call` is as for an endpoint.
+    """
+    results = await call(
+        backend.execute_each,
+        backend.aexecute_each,
+        backend.topology(),
+        _refund_calls(receipt),
+    )
     return require_refunded(sum_refunds(results, receipt.policies))
 
 
@@ -107,7 +109,3 @@ def _marker_ttl(charged: list[Any]) -> int:
         longest = max(longest, ttl, math.ceil(capacity * window / limit))
 
     return longest
-
-
-def _signer() -> Signer:
-    return Signer(salt="rlaas_django.receipt")

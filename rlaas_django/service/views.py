@@ -65,7 +65,7 @@ class Endpoint(NamedTuple):
         if self.verb is None:
             return ANYBODY
 
-        caller: Caller | None = by_token(request)
+        caller = by_token(request)
         if caller is None:
             caller = await call(by_site, in_thread(by_site), request, self.verb)
 

@@ -73,6 +73,7 @@ from rlaas_django.runtime.background import run as run_background_jobs
 from rlaas_django.service import auth as service_auth
 from rlaas_django.service import receipts
 from rlaas_django.service import urls as service_urls
+from rlaas_django.service import views as service_views
 from rlaas_django.service.parsing import FIELDS
 from rlaas_django.stats import recorder
 from rlaas_django.stats.reader import minutes as read_minutes
@@ -127,6 +128,7 @@ __all__ = [
     "Styled",
     "UnavailableError",
     "acheck_each",
+    "arefund_receipt",
     "breaker_module",
     "cached_refusals",
     "check_each",
@@ -179,6 +181,7 @@ __all__ = [
     "redis_client",
     "redis_key",
     "refresh_is_due",
+    "refund_receipt",
     "refund_units",
     "replay_report",
     "reset_statistics",
@@ -290,6 +293,16 @@ def set_override(identity: str, policy: str, kind: str, until, *, by, **fields) 
     override = Override(identity=identity, policy=policy, kind=kind, until=until, **fields)
     override.activate(by)
     return override
+
+
+def refund_receipt(text: str) -> bool:
+    """Refund a receipt, as the sync view does."""
+    return service_views._run(receipts.refund(receipts.read(text), service_views._call_sync))
+
+
+async def arefund_receipt(text: str) -> bool:
+    """As `refund_receipt`, as the async view does."""
+    return await receipts.refund(receipts.read(text), service_views._call_async)
 
 
 def unique_id() -> str:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import chain
 from operator import itemgetter
@@ -43,6 +43,7 @@ from .schema import (
 )
 
 Entry = TypeVar("Entry")
+Observed = tuple[float, Observation]  # with its time
 
 MAX_PENDING = 20_000  # the oldest are dropped beyond
 # Per policy and process; refusals beyond are counted, and not listed.
@@ -50,7 +51,7 @@ REFUSALS_PER_FLUSH = 50
 
 # The observations of this process that are not yet written, with their time. A forked
 # child leaves them to its parent.
-pending: deque[tuple[float, Observation]] = deque(maxlen=MAX_PENDING)
+pending: deque[Observed] = deque(maxlen=MAX_PENDING)
 # Nearly all are allowed and far from every limit. Of these, only what is counted is
 # kept: the policies, and whom they count. To keep the whole and to add it up later took
 # four times as long (67,000 instructions, more than the decision itself).
@@ -108,8 +109,8 @@ def flush() -> None:
 
     tallies: dict[str, Tally] = defaultdict(Tally)  # by policy
     # First those near a limit, which operators look at: a flush notes MAX_LIMITS rates.
-    for at, observation in _taken(pending):
-        _count(tallies, at, observation)
+    for observed in _group(_taken(pending)):
+        _count(tallies, observed)
     _count_uneventful(tallies)
 
     failed = 0
@@ -207,8 +208,28 @@ def _taken(queue: deque[Entry]) -> Iterator[Entry]:
             yield queue.popleft()
 
 
-def _count(tallies: dict[str, Tally], at: float, observation: Observation) -> None:
-    """Count an observation under each of its policies, and for the site."""
+def _group(entries: Iterable[Observed]) -> Iterable[list[Observed]]:
+    """Group what counts alike: refusals that were repeated from memory, in a minute.
+
+    An attack causes thousands of them in a second.
+    """
+    groups: dict[tuple[Any, ...], list[Observed]] = defaultdict(list)
+    for at, observation in entries:
+        origin: Any = observation.decision
+        if origin.reply is not None:
+            origin = origin.reply[1]  # which all repetitions have
+
+        minute = int(at) // MINUTE
+        is_refused = observation.refusal is not None
+        alike = (minute, id(origin), is_refused, observation.source, observation.path)
+        groups[alike].append((at, observation))
+    return groups.values()
+
+
+def _count(tallies: dict[str, Tally], observed: list[Observed]) -> None:
+    """Count observations alike, under each of their policies and for the site."""
+    at, observation = observed[-1]
+    number = len(observed)
     minute = int(at) // MINUTE
     site = tallies[SITE]
     results = [*observation.results()]
@@ -218,30 +239,30 @@ def _count(tallies: dict[str, Tally], at: float, observation: Observation) -> No
         identity = outcome.identity
         tally = tallies[name]
 
-        tally.counts[minute, result] += 1
-        site.members(schema.TOTALS, at)[f"{name}:{CODES[result]}"] += 1
+        tally.counts[minute, result] += number
+        site.members(schema.TOTALS, at)[f"{name}:{CODES[result]}"] += number
         definitions.note(outcome.policy, identity)
 
         if result in (REFUSED, OVER):
-            tally.members(schema.IDENTITIES, at)[identity] += 1
+            tally.members(schema.IDENTITIES, at)[identity] += number
             for listing in (tally, site):
-                _log_refusal(listing, at, observation, outcome, result)
+                _log_refusals(listing, observed, outcome, result)
         if result != DEGRADED:
             _watch(tally, site, at, outcome)
 
     whole = overall(result for _, result in results)
-    site.counts[minute, whole] += 1
+    site.counts[minute, whole] += number
 
     refused = {outcome.identity for outcome, result in results if result == REFUSED}
     for identity in refused:
-        site.members(schema.IDENTITIES, at)[identity] += 1
+        site.members(schema.IDENTITIES, at)[identity] += number
 
     if refused:
         path = observation.path
         if observation.source != REQUEST:
             path = observation.source
 
-        site.members(schema.PATHS, at)[path] += 1
+        site.members(schema.PATHS, at)[path] += number
 
 
 def _watch(tally: Tally, site: Tally, at: float, outcome: Outcome) -> None:
@@ -255,14 +276,26 @@ def _watch(tally: Tally, site: Tally, at: float, outcome: Outcome) -> None:
     site.watch(at, f"{outcome.policy.name}/{outcome.identity}", level)
 
 
-def _log_refusal(
-    tally: Tally, at: float, observation: Observation, outcome: Outcome, result: str
+def _log_refusals(
+    tally: Tally, observed: list[Observed], outcome: Outcome, result: str
 ) -> None:
     """List what was over a limit, or count it as unlogged where there is no room."""
-    if len(tally.lines) >= REFUSALS_PER_FLUSH:
-        tally.counts[int(at) // MINUTE, UNLOGGED] += 1
-        return
+    room = REFUSALS_PER_FLUSH - len(tally.lines)
+    listed = observed[:room]
+    tally.lines += [
+        _refusal_json(at, observation, outcome, result) for at, observation in listed
+    ]
 
+    unlogged = len(observed) - len(listed)
+    if unlogged:
+        minute = int(observed[-1][0]) // MINUTE
+        tally.counts[minute, UNLOGGED] += unlogged
+
+
+def _refusal_json(
+    at: float, observation: Observation, outcome: Outcome, result: str
+) -> str:
+    """Return an entry of the refusal log, as JSON."""
     agent = ""
     if observation.source == REQUEST:
         agent = user_agent_class(observation.user_agent)
@@ -282,4 +315,4 @@ def _log_refusal(
         retry_after=outcome.retry_after,
         over=result == OVER,
     )
-    tally.lines.append(json.dumps(asdict(refusal)))
+    return json.dumps(asdict(refusal))

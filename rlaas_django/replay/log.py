@@ -56,8 +56,9 @@ COMMON_TIME = "%d/%b/%Y:%H:%M:%S %z"
 EARLIEST = 946_684_800_000  # ms; the year 2000
 LATEST = 253_402_300_799_000  # ms; the year 9999
 
-# The least number that is in ns, µs, ms or s since the epoch, and what makes it ms.
-_SCALES = ((1e17, 1e-6), (1e14, 1e-3), (1e11, 1.0), (0.0, 1e3))
+# What makes ms of s, ms, µs and ns since the epoch. Only one of them makes ms that are
+# between EARLIEST and LATEST.
+_SCALES = (1e3, 1.0, 1e-3, 1e-6)
 _COMMON = re.compile(
     r"(?P<ip>\S{1,256}) \S+ (?P<user>[^\[]{0,256}?) ?"
     r"\[(?P<time>[^\]]{17,32})\] "
@@ -171,23 +172,14 @@ def parse_time(text: str) -> int:
     try:
         number = float(text)
     except ValueError:
-        ms = 1000 * _parse_date(text).timestamp()
-    else:
-        ms = _scale(number)
+        number = _parse_date(text).timestamp()
 
-    if not EARLIEST <= ms <= LATEST:
-        raise ValueError(f"{text!r} is not a time of an access log.")
+    for scale in _SCALES:
+        ms = scale * number
+        if EARLIEST <= ms <= LATEST:
+            return int(ms)
 
-    return int(ms)
-
-
-def _scale(number: float) -> float:
-    """Return ms for a number since the epoch; its size tells its unit."""
-    for least, factor in _SCALES:
-        if number >= least:
-            return number * factor
-
-    return 0.0  # negative, or not a number
+    raise ValueError(f"{text!r} is not a time of an access log.")
 
 
 def _parse_date(text: str) -> datetime:

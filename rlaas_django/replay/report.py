@@ -54,14 +54,6 @@ def _run(run: Run, share: float) -> dict[str, Any]:
     requests = run.demand.total()
     limit, burst = _sure_limit(run, share)
 
-    peak_usage = {}
-    for name, above in QUANTILES.items():
-        peak_usage[name] = smallest_limit(run.peaks, above)
-
-    worst = []
-    for refused, name in reversed(run.worst):
-        worst.append({"identity": name, "refused": refused})
-
     return {
         "algorithm": run.algorithm.name,
         "refused": run.refused,
@@ -69,10 +61,15 @@ def _run(run: Run, share: float) -> dict[str, Any]:
         "identities_refused": run.refused_identities,
         "longest_wait": run.longest_wait,
         "most_admitted_in_a_window": run.most_admitted,
-        "peak_usage": peak_usage,
+        "peak_usage": {
+            name: smallest_limit(run.peaks, above) for name, above in QUANTILES.items()
+        },
         "limit_for_share": limit,
         "burst_for_share": burst,
-        "worst": worst,
+        "worst": [
+            {"identity": name, "refused": refused}
+            for refused, name in reversed(run.worst)
+        ],
     }
 
 
@@ -118,10 +115,8 @@ def _suggestion(candidate: Candidate, runs: list[dict[str, Any]]) -> dict[str, A
 
     Of several algorithms it has the exact one that takes little memory.
     """
-    chosen = runs[0]
-    for run in runs:
-        if run["algorithm"] == SLIDING_WINDOW_COMPACT:
-            chosen = run
+    by_algorithm = {run["algorithm"]: run for run in runs}
+    chosen = by_algorithm.get(SLIDING_WINDOW_COMPACT, runs[0])
 
     policy = candidate.policy
     rate = Rate(chosen["limit_for_share"], policy.window)

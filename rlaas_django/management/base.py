@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
+from inspect import getdoc
 from typing import Any, NamedTuple
 
-from django.core.management.base import OutputWrapper
-from django.core.management.color import Style
-from django.utils import timezone
+from django.core.management.base import BaseCommand
+from django.template.defaultfilters import date
+from django.templatetags.tz import localtime
 
 from ..core.keys import EncodedIdentity
 from ..core.policy import Policy, PolicyError, nearest
@@ -20,8 +21,10 @@ from ..operators import usage
 from ..operators.identities import resolve
 
 HEADING = "MIGRATE_HEADING"
-UNITS = {"m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-LONGEST = timedelta(days=3650)
+UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+# Adds an argument to the parser of a subcommand, or a group of them.
+Argument = Callable[[ArgumentParser], object]
 
 
 class Styled(NamedTuple):
@@ -37,27 +40,16 @@ class Output:
     Nothing reaches the terminal unescaped.
     """
 
-    def __init__(
-        self,
-        stdout: OutputWrapper,
-        stderr: OutputWrapper,
-        style: Style | None,
-        *,
-        as_json: bool = False,
-    ) -> None:
-        self.stdout = stdout
-        self.stderr = stderr
+    def __init__(self, command: BaseCommand, *, as_json: bool) -> None:
+        self.stdout = command.stdout
+        self.stderr = command.stderr
         self.as_json = as_json
-        self._style = style  # None: without colours
-        self._encoding = getattr(stdout, "encoding", None) or "utf-8"
+        self._style = command.style
+        self._encoding = getattr(self.stdout, "encoding", None) or "utf-8"
 
     def line(self, *parts: object) -> None:
         """Print a line of texts, some of them `Styled`."""
         self.stdout.write("".join(self._shown(part) for part in parts))
-
-    def warn(self, text: str) -> None:
-        """Print a line to standard error, beside the results."""
-        self.stderr.write(self._text(text))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Print a table; a column whose name begins with > is aligned to the right."""
@@ -93,41 +85,39 @@ class Output:
     def _shown(self, part: object, form: str = "") -> str:
         """Return a text as it is printed, in its style."""
         text = format(self._text(part), form)
-        if self._style is None or not isinstance(part, Styled):
-            return text
-        return str(getattr(self._style, part.style)(text))
+        if isinstance(part, Styled):
+            text = getattr(self._style, part.style)(text)
+        return text
 
 
-class Argument(NamedTuple):
-    """What `ArgumentParser.add_argument` takes."""
-
-    names: tuple[str, ...]
-    options: dict[str, Any]
+# Prints the results, and returns the exit code; None is 0.
+Run = Callable[[Namespace, Output], int | None]
 
 
-def argument(*names: str, **options: Any) -> Argument:
-    """Return an argument of a subcommand."""
-    return Argument(names, options)
-
-
-class Subcommand:
+class Subcommand(NamedTuple):
     """A subcommand of `manage.py rlaas`.
 
     Each has --json and Django's own options besides its arguments.
     """
 
-    help: str  # what it does, in a sentence
+    run: Run
+    help: str
     example: str  # a command line, for --help
-    arguments: Sequence[Argument] = ()
+    arguments: Sequence[Argument]
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add its arguments to a parser."""
-        for names, options in self.arguments:
-            parser.add_argument(*names, **options)
 
-    def run(self, options: Namespace, output: Output) -> int | None:
-        """Run it, print the results, and return the exit code; None is 0."""
-        raise NotImplementedError
+def subcommand(*arguments: Argument, example: str) -> Callable[[Run], Subcommand]:
+    """Make a subcommand of a function, whose docstring is its help."""
+
+    def decorate(run: Run) -> Subcommand:
+        return Subcommand(run, getdoc(run) or "", example, arguments)
+
+    return decorate
+
+
+def argument(*names: str, **options: Any) -> Argument:
+    """Return an argument as `ArgumentParser.add_argument` takes it."""
+    return lambda parser: parser.add_argument(*names, **options)
 
 
 IDENTITY = argument(
@@ -141,6 +131,7 @@ POLICY = argument(
     help="Under this policy only; otherwise under every one.",
 )
 REASON = argument("--reason", default="", help="Why; it is in the history.")
+NUMBER = argument("--number", type=int, default=20, help="How many; 20.")
 
 
 def identity_of(text: str) -> EncodedIdentity:
@@ -164,31 +155,18 @@ def find_policy(name: str) -> Policy | None:
 
 def parse_duration(text: str) -> timedelta:
     """Parse `30m`, `12h`, `7d` or `2w`."""
-    match = re.fullmatch(r"(\d{1,6})(m|min|h|d|w)", text)
+    match = re.fullmatch(r"([1-9]\d{0,3})([mhdw])", text)
     if match is None:
         raise ArgumentTypeError(
             f"{text!r} is not a duration; write 30m, 12h, 7d or 2w."
         )
-    duration = timedelta(**{UNITS[match[2]]: int(match[1])})
-    if not timedelta() < duration <= LONGEST:
-        raise ArgumentTypeError(f"{text!r} is not between a minute and ten years.")
-    return duration
+    number, unit = match.groups()
+    return timedelta(**{UNITS[unit]: int(number)})
 
 
 def minute(at: datetime | None) -> str:
     """Return a time as `2026-11-18 15:40` in the current time zone; '' for None."""
-    if at is None:
-        return ""
-    if timezone.is_aware(at):  # with USE_TZ off, all times are in it
-        at = timezone.localtime(at)
-    return f"{at:%Y-%m-%d %H:%M}"
-
-
-def plural(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 line`, `2,000 lines`."""
-    if number != 1:
-        noun += "s"
-    return f"{number:,} {noun}"
+    return date(localtime(at), "Y-m-d H:i")
 
 
 def percent(share: float) -> str:

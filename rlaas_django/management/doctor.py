@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import statistics
 import time
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from django.core import checks
-from django.template.defaultfilters import filesizeformat
+from django.template.defaultfilters import filesizeformat, pluralize
 
 from .. import backend, conf
 from ..core.keys import parse_address
 from ..stats import reader
-from .base import Output, Styled, Subcommand, argument, percent, plural
+from .base import Output, Styled, argument, percent, subcommand
 
 OK = "ok"
 WARNING = "warning"
@@ -43,39 +44,33 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-class Doctor(Subcommand):
-    """What is wrong, and what to write instead."""
+@subcommand(
+    argument(
+        "--strict", action="store_true", help="Exit with 2 if there is a warning."
+    ),
+    example="manage.py rlaas doctor --strict",
+)
+def doctor(options: Namespace, output: Output) -> int:
+    """Look for what is wrong with Redis and the settings, and what to write instead.
 
-    help = (
-        "Look for what is wrong with Redis and the settings, and say what to write "
-        "instead."
-    )
-    example = "manage.py rlaas doctor --strict"
+    The exit code is 1 for an error.
+    """
+    findings = [*look_at_settings(), *look_at_redis()]
+    if output.as_json:
+        output.json([finding._asdict() for finding in findings])
+    else:
+        for finding in findings:
+            level = Styled(f"{finding.level:8}", STYLES[finding.level])
+            output.line(level, f"{finding.subject}: {finding.text}")
+            if finding.fix:
+                output.line(f"         {finding.fix}")
 
-    arguments = (
-        argument(
-            "--strict", action="store_true", help="Exit with 2 if there is a warning."
-        ),
-    )
-
-    def run(self, options: Namespace, output: Output) -> int:
-        """Print the findings; the exit code is 1 for an error."""
-        findings = [*look_at_settings(), *look_at_redis()]
-        if output.as_json:
-            output.json([finding._asdict() for finding in findings])
-        else:
-            for finding in findings:
-                level = Styled(f"{finding.level:8}", STYLES[finding.level])
-                output.line(level, f"{finding.subject}: {finding.text}")
-                if finding.fix:
-                    output.line(f"         {finding.fix}")
-
-        levels = {finding.level for finding in findings}
-        if ERROR in levels:
-            return 1
-        if options.strict and WARNING in levels:
-            return 2
-        return 0
+    levels = {finding.level for finding in findings}
+    if ERROR in levels:
+        return 1
+    if options.strict and WARNING in levels:
+        return 2
+    return 0
 
 
 def look_at_settings() -> Iterator[Finding]:
@@ -98,33 +93,25 @@ def look_at_settings() -> Iterator[Finding]:
 def look_at_redis() -> Iterator[Finding]:
     """Look at the servers, and at our keys on them."""
     try:
-        servers = backend.servers()
-    except Exception as error:  # noqa: BLE001  (also of settings, which are above)
-        text = f"No server is known: {error}"
-        yield Finding(ERROR, "connection", text, "Correct LOCATION in CACHES.")
-        return
-
-    for server in servers:
-        try:
+        for server in backend.servers():
             yield from look_at_connection(server)
-        except backend.UnavailableError as error:
-            yield Finding(
-                ERROR,
-                "connection",
-                f"{server.name} is unavailable: {error}",
-                "Start the server, or correct LOCATION in CACHES; until then policies "
-                "decide by on_failure.",
-            )
-            return
-        yield from look_at_state(server)
-
-    yield look_at_keys()
-    yield look_at_clients()
+            yield from look_at_state(server)
+        yield look_at_keys()
+        yield look_at_clients()
+    except Exception as error:  # noqa: BLE001  (also of settings, which are above)
+        yield Finding(
+            ERROR,
+            "connection",
+            f"Redis is unavailable: {error}",
+            "Start the server, or correct LOCATION in CACHES; until then policies "
+            "decide by on_failure.",
+        )
 
 
 def look_at_connection(server: backend.Server) -> Iterator[Finding]:
     """Look at the latency, the encryption, and the clock."""
-    latencies = sorted(_measure_latency(server) for _ in range(CALLS))
+    latency = _latency(server)
+    clock = _clock(server)
 
     encryption = backend.encryption(server)
     yield Finding(OK, "connection", f"{server.name} replies; {encryption.text}.")
@@ -136,24 +123,24 @@ def look_at_connection(server: backend.Server) -> Iterator[Finding]:
             "Write rediss:// in LOCATION, and require the server's certificate.",
         )
 
-    yield _latency(latencies)
-    yield _clock(server)
+    yield latency
+    yield clock
 
 
-def _measure_latency(server: backend.Server) -> float:
-    """Return the ms that a PING takes."""
-    started = time.perf_counter()
-    backend.run_commands([("PING",)], server)
-    return 1000 * (time.perf_counter() - started)
+def _latency(server: backend.Server) -> Finding:
+    """Compare what a PING takes with the timeout."""
+    latencies = []  # ms
+    for _ in range(CALLS):
+        started = time.perf_counter()
+        backend.run_commands([("PING",)], server)
+        latencies.append(1000 * (time.perf_counter() - started))
 
-
-def _latency(latencies: list[float]) -> Finding:
-    """Compare the sorted latencies of some calls with the timeout."""
-    p50 = latencies[len(latencies) // 2]
-    p99 = latencies[len(latencies) * 99 // 100]
+    percentiles = statistics.quantiles(latencies, n=100)
+    p50 = percentiles[49]
+    p99 = percentiles[98]
     timeout = 1000 * conf.config().timeout
     text = (
-        f"p50 {p50:.2g} ms, p99 {p99:.2g} ms over {len(latencies)} calls; "
+        f"p50 {p50:.2g} ms, p99 {p99:.2g} ms over {CALLS} calls; "
         f"RATE_LIMITER['TIMEOUT'] is {timeout:g} ms"
     )
     if p99 <= timeout / 2:
@@ -290,7 +277,8 @@ def _replicas(info: dict[str, str]) -> Iterator[Finding]:
         )
 
     if not late:
-        text = f"{plural(len(replicas), 'replica')}, none behind."
+        number = len(replicas)
+        text = f"{number} replica{pluralize(number)}, none behind."
         yield Finding(OK, "replicas", text)
 
 
@@ -349,8 +337,11 @@ def look_at_clients() -> Finding:
             f'["{private[0]}"]; [] if these are clients.',
         )
 
-    clients = plural(len(set(addresses)), "client")
-    text = f"The last {len(addresses)} refusals are of {clients} by address."
+    clients = len(set(addresses))
+    text = (
+        f"The last {len(addresses)} refusals are of {clients} "
+        f"client{pluralize(clients)} by address."
+    )
     return Finding(OK, "proxies", text)
 
 

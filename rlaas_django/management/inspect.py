@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from django.template.defaultfilters import filesizeformat
+from django.template.defaultfilters import filesizeformat, pluralize
 from django.utils import timezone
 
 from .. import backend, conf
@@ -17,25 +18,24 @@ from ..core.rules import Rule
 from ..models import OperatorAction, Override
 from ..operators import usage
 from ..operators.formatting import duration
-from ..operators.identities import describe
+from ..operators.identities import describe, describe_one
 from ..runtime import registry
-from ..stats import reader, schema
+from ..stats import reader
 from .base import (
     HEADING,
     IDENTITY,
+    NUMBER,
     POLICY,
-    Argument,
     Output,
     Styled,
-    Subcommand,
     argument,
     find_policy,
     identity_of,
     minute,
     percent,
-    plural,
+    subcommand,
 )
-from .overrides import override_json
+from .overrides import kind_and_amount_of, override_json, scope
 
 MOST_REFUSED = 5  # identities that `status` lists
 HOUR_FIELDS = ("total", "allowed", "refused", "over", "degraded")
@@ -47,89 +47,76 @@ USAGE_COLUMNS = ("Policy", ">Used", ">Limit", "", "Resets in", ">Refused today")
 HISTORY_FIELDS = ("by", "via", "action", "identity", "policy", "amount", "reason")
 
 
-class Status(Subcommand):
-    """Redis, and what was decided in the last hour, on one screen."""
+@subcommand(example="manage.py rlaas status")
+def status(_options: Namespace, output: Output) -> None:
+    """Show Redis, the decisions of the last hour, and who was refused most today."""
+    state = usage.server_state()
+    hour = reader.total(usage.series("hour"))
+    refused, _ = reader.most_refused(MOST_REFUSED)
 
-    help = (
-        "Show on one screen: Redis and its latency, the decisions of the last hour, "
-        "who was refused most today."
-    )
-    example = "manage.py rlaas status"
-
-    def run(self, _options: Namespace, output: Output) -> None:
-        """Print the status; an unavailable Redis is an error."""
-        state = usage.server_state()
-        minutes = reader.minutes([schema.SITE], hours=1)
-        hour = reader.total(minutes[schema.SITE])
-        refused, _ = reader.most_refused(MOST_REFUSED)
-
-        if output.as_json:
-            output.json(
-                {
-                    "server": state.version,
-                    "latencyMs": round(state.latency_ms, 3),
-                    "keys": state.keys,
-                    "memory": state.rate_limit_memory,
-                    "lastHour": {name: getattr(hour, name) for name in HOUR_FIELDS},
-                    "mostRefusedToday": refused,
-                }
-            )
-            return
-
-        for heading, text in self.rows(state, hour, refused):
-            output.line(Styled(f"{heading:11}", HEADING), text)
-
-    def rows(
-        self,
-        state: Any,
-        hour: reader.Counts,
-        refused: dict[str, int],
-    ) -> Iterator[tuple[str, object]]:
-        """Yield the lines, each with its heading."""
-        keys = f"{state.version}, {state.keys:,} keys"
-        if state.rate_limit_memory is not None:
-            keys += f", {filesizeformat(state.rate_limit_memory)} used by rate limits"
-
-        yield "Redis", keys
-        yield "Latency", f"{state.latency_ms:.1f} ms"
-
-        share = percent(hour.refused / max(1, hour.total))
-        yield (
-            "Last hour",
-            f"{hour.total:,} requests, {hour.refused:,} refused ({share}), "
-            f"{hour.over:,} over the limit but allowed",
+    if output.as_json:
+        output.json(
+            {
+                "server": state.version,
+                "latencyMs": round(state.latency_ms, 3),
+                "keys": state.keys,
+                "memory": state.rate_limit_memory,
+                "lastHour": {name: getattr(hour, name) for name in HOUR_FIELDS},
+                "mostRefusedToday": refused,
+            }
         )
-        if hour.degraded:
-            text = f"{hour.degraded:,} were decided without Redis"
-            yield "", Styled(text, "WARNING")
+        return
 
-        labels = describe(refused)
-        heading = "Refused"
-        for identity, times in refused.items():
-            name = labels[identity].argument
-            yield heading, f"{name}  {plural(times, 'time')} today"
-            heading = ""
+    for heading, text in _status_lines(state, hour, refused):
+        output.line(Styled(f"{heading:11}", HEADING), text)
 
 
-class Policies(Subcommand):
-    """Every limit of the settings, of middleware rules and of views."""
+def _status_lines(
+    state: Any,
+    hour: reader.Counts,
+    refused: dict[str, int],
+) -> Iterator[tuple[str, object]]:
+    """Yield the lines, each with its heading."""
+    keys = f"{state.version}, {state.keys:,} keys"
+    if state.rate_limit_memory is not None:
+        keys += f", {filesizeformat(state.rate_limit_memory)} used by rate limits"
 
-    help = "List the limits of the settings, of middleware rules and of views."
-    example = "manage.py rlaas policies"
+    yield "Redis", keys
+    yield "Latency", f"{state.latency_ms:.1f} ms"
 
-    arguments = (argument("policy", nargs="?", help="Only this policy."),)
+    share = percent(hour.refused / max(1, hour.total))
+    yield (
+        "Last hour",
+        f"{hour.total:,} requests, {hour.refused:,} refused ({share}), "
+        f"{hour.over:,} over the limit but allowed",
+    )
+    if hour.degraded:
+        text = f"{hour.degraded:,} were decided without Redis"
+        yield "", Styled(text, "WARNING")
 
-    def run(self, options: Namespace, output: Output) -> None:
-        """Print a row for each use of a policy."""
-        rows = [row for row in _uses() if options.policy in (None, row["policy"])]
-        if not rows:
-            find_policy(options.policy)  # raises the error that names the nearest
+    labels = describe(refused)
+    heading = "Refused"
+    for identity, times in refused.items():
+        name = labels[identity].argument
+        yield heading, f"{name}  {times:,} time{pluralize(times)} today"
+        heading = ""
 
-        if output.as_json:
-            output.json(rows)
-        else:
-            cells = [[row[column] or "" for column in POLICY_COLUMNS] for row in rows]
-            output.table(POLICY_COLUMNS, cells)
+
+@subcommand(
+    argument("policy", nargs="?", help="Only this policy."),
+    example="manage.py rlaas policies",
+)
+def policies(options: Namespace, output: Output) -> None:
+    """List the limits of the settings, of middleware rules and of views."""
+    rows = [row for row in _uses() if options.policy in (None, row["policy"])]
+    if not rows:
+        find_policy(options.policy)  # raises the error that names the nearest
+
+    if output.as_json:
+        output.json(rows)
+    else:
+        cells = [[row[column] or "" for column in POLICY_COLUMNS] for row in rows]
+        output.table(POLICY_COLUMNS, cells)
 
 
 def _uses() -> Iterator[dict[str, Any]]:
@@ -200,51 +187,45 @@ def _describe_rule(rule: Rule) -> str:
     return path
 
 
-class Show(Subcommand):
-    """The usage of an identity, and what applies to it."""
+@subcommand(
+    IDENTITY,
+    argument("--all", action="store_true", help="Also policies without usage."),
+    example="manage.py rlaas show alice",
+)
+def show(options: Namespace, output: Output) -> None:
+    """Show what an identity used under each policy.
 
-    help = (
-        "Show what an identity used under each policy, when it may go on, and which "
-        "overrides apply."
-    )
-    example = "manage.py rlaas show alice"
+    Also when it may go on, and which overrides apply.
+    """
+    identity = identity_of(options.identity)
+    rows = usage.identity_rows(identity)
+    if not options.all:
+        rows = [row for row in rows if row.outcome.current_count or row.override]
+    overrides = Override.objects.active().matching([identity])[identity]
 
-    arguments = (
-        IDENTITY,
-        argument("--all", action="store_true", help="Also policies without usage."),
-    )
+    if output.as_json:
+        output.json(
+            {
+                "identity": identity,
+                "policies": [_usage_json(row) for row in rows],
+                "overrides": [override_json(override) for override in overrides],
+            }
+        )
+        return
 
-    def run(self, options: Namespace, output: Output) -> None:
-        """Print the usage under each policy, and the overrides."""
-        identity = identity_of(options.identity)
-        rows = usage.identity_rows(identity)
-        if not options.all:
-            rows = [row for row in rows if row.outcome.current_count or row.override]
-        overrides = Override.objects.active().matching([identity])[identity]
+    label = describe_one(identity)
+    output.line(Styled(label.name, HEADING), f"  {label.kind_name}, {identity}")
+    if rows:
+        output.table(USAGE_COLUMNS, map(_usage_cells, rows))
+    else:
+        output.line("No current usage.")
 
-        if output.as_json:
-            output.json(
-                {
-                    "identity": identity,
-                    "policies": [_usage_json(row) for row in rows],
-                    "overrides": [override_json(override) for override in overrides],
-                }
-            )
-            return
-
-        label = describe([identity])[identity]
-        output.line(Styled(label.name, HEADING), f"  {label.kind_name}, {identity}")
-        if rows:
-            output.table(USAGE_COLUMNS, map(_usage_cells, rows))
-        else:
-            output.line("No current usage.")
-
-        for override in overrides:
-            output.line(
-                Styled(override.get_kind_display(), "WARNING"),
-                f" under {override.policy or 'every policy'}"
-                f" until {override.until:%Y-%m-%d %H:%M %Z}: {override.reason}",
-            )
+    for override in overrides:
+        output.line(
+            Styled(kind_and_amount_of(override), "WARNING"),
+            f" under {scope(override)}"
+            f" until {override.until:%Y-%m-%d %H:%M %Z}: {override.reason}",
+        )
 
 
 def _usage_cells(row: usage.Row) -> tuple[object, ...]:
@@ -279,151 +260,132 @@ def _usage_json(row: usage.Row) -> dict[str, Any]:
     }
 
 
-class Top(Subcommand):
-    """The identities that use most of their limits."""
-
-    help = (
-        "List the identities that are over a limit or near it, the highest usage first."
-    )
-    example = "manage.py rlaas top --policy login"
-
-    arguments: Sequence[Argument] = (
-        POLICY,
-        argument("--number", type=int, default=20, help="How many; 20."),
-    )
-
-    def run(self, options: Namespace, output: Output) -> None:
-        """Print them once."""
-        find_policy(options.policy)
-        rows = self.rows(options)
-
-        if output.as_json:
-            output.json([_usage_json(row) for row in rows])
-        else:
-            self.show(rows, output)
-
-    def rows(self, options: Namespace) -> list[usage.Row]:
-        """Return the highest usage."""
-        rows = usage.watch_list(options.policy or None)
-        return rows[: max(1, options.number)]
-
-    def show(self, rows: list[usage.Row], output: Output) -> None:
-        """Print the table."""
-        if rows:
-            cells = [(row.identity.argument, *_usage_cells(row)) for row in rows]
-            output.table(("Identity", *USAGE_COLUMNS), cells)
-        else:
-            output.line("No identity is near a limit.")
+@subcommand(
+    POLICY,
+    NUMBER,
+    example="manage.py rlaas top --policy login",
+)
+def top(options: Namespace, output: Output) -> None:
+    """List the identities over a limit or near it, the highest usage first."""
+    rows = _top(options)
+    if output.as_json:
+        output.json([_usage_json(row) for row in rows])
+    else:
+        _show_top(rows, output)
 
 
-class Watch(Top):
-    """`top`, live."""
-
-    help = (
-        "Watch who is near a limit, like top; Ctrl-C ends it. "
-        "Piped, it prints a line per interval."
-    )
-    example = "manage.py rlaas watch --interval 2"
-
-    arguments = (
-        *Top.arguments,
-        argument(
-            "--interval", type=float, default=1.0, help="Seconds between two looks; 1."
-        ),
-        argument("--times", type=int, help="Stop after so many looks."),
-    )
-
-    def run(self, options: Namespace, output: Output) -> None:
-        """Look again and again."""
-        find_policy(options.policy)
-
-        looks = 0
-        while options.times is None or looks < options.times:
-            if looks:
-                time.sleep(max(0.1, options.interval))
-            looks += 1
-
-            try:
-                self.look(options, output)
-            except backend.UnavailableError as error:  # it may be available again
-                output.line(Styled(f"Redis is unavailable: {error}", "ERROR"))
-
-    def look(self, options: Namespace, output: Output) -> None:
-        """Print what there is now."""
-        rows = self.rows(options)
-        minutes = reader.minutes([schema.SITE], hours=1)
-        counts = minutes[schema.SITE][-1]
-        now = datetime.now(timezone.get_current_timezone())
-
-        if output.as_json:
-            line = {
-                "at": now.isoformat(),
-                "requests": counts.total,
-                "refused": counts.refused,
-                "top": [_usage_json(row) for row in rows],
-            }
-            output.json(line, indent=None)
-            return
-
-        requests = f"{counts.total} requests, {counts.refused} refused"
-        summary = f"{now:%H:%M:%S}  this minute: {requests}"
-
-        if output.stdout.isatty():
-            output.stdout.write(CLEAR_SCREEN, ending="")
-            output.line(Styled(summary, HEADING))
-            self.show(rows, output)
-        else:
-            highest = [
-                f"; {row.identity.argument} {row.percent} % of {row.outcome.policy}"
-                for row in rows[:3]
-            ]
-            output.line(summary, *highest)
+def _top(options: Namespace) -> list[usage.Row]:
+    """Return the highest usage."""
+    find_policy(options.policy)
+    rows = usage.watch_list(options.policy or None)
+    return rows[: max(1, options.number)]
 
 
-class History(Subcommand):
-    """What operators did."""
+def _show_top(rows: list[usage.Row], output: Output) -> None:
+    if rows:
+        cells = [(row.identity.argument, *_usage_cells(row)) for row in rows]
+        output.table(("Identity", *USAGE_COLUMNS), cells)
+    else:
+        output.line("No identity is near a limit.")
 
-    help = (
-        "List what operators did in the admin and by commands, and why; "
-        "the latest first."
-    )
-    example = "manage.py rlaas history 203.0.113.9"
 
-    arguments = (
-        argument("identity", nargs="?", help="Only what was done to this identity."),
-        argument("--number", type=int, default=20, help="How many entries; 20."),
-    )
+@subcommand(
+    POLICY,
+    NUMBER,
+    argument(
+        "--interval", type=float, default=1.0, help="Seconds between two looks; 1."
+    ),
+    argument(
+        "--times", type=int, default=sys.maxsize, help="Stop after so many looks."
+    ),
+    example="manage.py rlaas watch --interval 2",
+)
+def watch(options: Namespace, output: Output) -> None:
+    """Watch who is near a limit, like top; Ctrl-C ends it.
 
-    def run(self, options: Namespace, output: Output) -> None:
-        """Print the actions, the latest first."""
-        actions = OperatorAction.objects.all()
-        if options.identity:
-            actions = actions.filter(identity=identity_of(options.identity))
-        actions = actions[: max(1, options.number)]
+    Piped, it prints a line per interval.
+    """
+    for number in range(options.times):
+        if number:
+            time.sleep(max(0.1, options.interval))
 
-        if output.as_json:
-            output.json([self.as_json(action) for action in actions])
-        elif not actions:
-            output.line("No operator has done anything yet.")
-        else:
-            columns = "Time Operator Via Action Identity Policy Until Reason"
-            output.table(columns.split(), map(self.cells, actions))
+        try:
+            _look(options, output)
+        except backend.UnavailableError as error:  # it may be available again
+            output.line(Styled(f"Redis is unavailable: {error}", "ERROR"))
 
-    def as_json(self, action: OperatorAction) -> dict[str, Any]:
-        return {
-            "at": action.at.isoformat(),
-            **{name: getattr(action, name) for name in HISTORY_FIELDS},
-            "until": action.until and action.until.isoformat(),
+
+def _look(options: Namespace, output: Output) -> None:
+    """Print what there is now."""
+    rows = _top(options)
+    counts = usage.series("hour")[-1]  # of this minute
+    now = datetime.now(timezone.get_current_timezone())
+
+    if output.as_json:
+        line = {
+            "at": now.isoformat(),
+            "requests": counts.total,
+            "refused": counts.refused,
+            "top": [_usage_json(row) for row in rows],
         }
+        output.json(line, indent=None)
+        return
 
-    def cells(self, action: OperatorAction) -> tuple[str, ...]:
-        return (
-            minute(action.at),
-            action.by,
-            action.via,
-            f"{action.get_action_display()} {action.amount}".strip(),
-            action.identity,
-            action.policy or "all",
-            minute(action.until),
-            action.reason,
-        )
+    requests = f"{counts.total} requests, {counts.refused} refused"
+    summary = f"{now:%H:%M:%S}  this minute: {requests}"
+
+    if output.stdout.isatty():
+        output.stdout.write(CLEAR_SCREEN, ending="")
+        output.line(Styled(summary, HEADING))
+        _show_top(rows, output)
+    else:
+        highest = [
+            f"; {row.identity.argument} {row.percent} % of {row.outcome.policy}"
+            for row in rows[:3]
+        ]
+        output.line(summary, *highest)
+
+
+@subcommand(
+    argument("identity", nargs="?", help="Only what was done to this identity."),
+    NUMBER,
+    example="manage.py rlaas history 203.0.113.9",
+)
+def history(options: Namespace, output: Output) -> None:
+    """List what operators did in the admin and by commands, and why.
+
+    The latest is first.
+    """
+    actions = OperatorAction.objects.all()
+    if options.identity:
+        actions = actions.filter(identity=identity_of(options.identity))
+    actions = actions[: max(1, options.number)]
+
+    if output.as_json:
+        output.json([_action_json(action) for action in actions])
+    elif not actions:
+        output.line("No operator has done anything yet.")
+    else:
+        columns = "Time Operator Via Action Identity Policy Until Reason"
+        output.table(columns.split(), map(_action_cells, actions))
+
+
+def _action_json(action: OperatorAction) -> dict[str, Any]:
+    return {
+        "at": action.at.isoformat(),
+        **{name: getattr(action, name) for name in HISTORY_FIELDS},
+        "until": action.until and action.until.isoformat(),
+    }
+
+
+def _action_cells(action: OperatorAction) -> tuple[str, ...]:
+    return (
+        minute(action.at),
+        action.by,
+        action.via,
+        f"{action.get_action_display()} {action.amount}".strip(),
+        action.identity,
+        action.policy or "all",
+        minute(action.until),
+        action.reason,
+    )

@@ -6,10 +6,11 @@ import json
 import re
 import time
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from django.core.management.base import CommandError
+from django.template.defaultfilters import pluralize
 
 from .. import conf
 from ..core.algorithms import ALGORITHMS, TOKEN_BUCKET
@@ -19,16 +20,15 @@ from ..core.rules import Rule, parse_methods
 from ..operators.formatting import duration
 from ..replay.log import FIELDS, STDIN, LineParser, Log, Request
 from ..replay.report import QUANTILES, report
-from ..replay.running import Replay as LogReplay
+from ..replay.running import Replay
 from .base import (
     HEADING,
     Argument,
     Output,
     Styled,
-    Subcommand,
     argument,
     percent,
-    plural,
+    subcommand,
 )
 
 FORM = 'write "100/m by ip" or "20/10s by user, token bucket, burst 40"'
@@ -36,15 +36,6 @@ PROGRESS_INTERVAL = 2.0  # seconds
 
 _RATE_AND_KEY = re.compile(r"(\d+/\S+)(?:\s+(?:by|per)\s+(.+))?")
 _BURST = re.compile(r"burst\s*=?\s*(\d+)")
-
-
-def _words(text: str) -> str:
-    """Return the name of an algorithm as words: `token bucket`."""
-    name = text.lower().removesuffix("-algo")
-    return " ".join(re.split(r"[\s_-]+", name.strip()))
-
-
-_ALGORITHMS = {_words(algorithm): algorithm for algorithm in ALGORITHMS}
 
 
 def parse_policy(text: str, known: Mapping[str, Policy]) -> Policy:
@@ -62,7 +53,7 @@ def parse_policy(text: str, known: Mapping[str, Policy]) -> Policy:
 
     options: dict[str, Any] = {}
     if match[2]:
-        options["key"] = re.sub(r"\s+or\s+", "_or_", match[2])
+        options["key"] = match[2]
 
     for part in parts:
         if burst := _BURST.fullmatch(part):
@@ -79,23 +70,21 @@ def parse_policy(text: str, known: Mapping[str, Policy]) -> Policy:
 
 def parse_algorithm(text: str) -> str:
     """Return the algorithm that `token bucket` or `token-bucket-algo` names."""
-    words = _words(text)
-    if words in _ALGORITHMS:
-        return _ALGORITHMS[words]
+    words = re.split(r"[\s_-]+", text.lower().removesuffix("-algo"))
+    name = "-".join([*words, "algo"])
+    if name not in ALGORITHMS:
+        raise PolicyError(
+            f"{text!r} is not an algorithm{nearest(name, ALGORITHMS)} "
+            f"Write one of {', '.join(ALGORITHMS)}."
+        )
+    return name
 
-    hint = nearest(words, [*_ALGORITHMS, "burst 40"])
-    raise PolicyError(
-        f"{text!r} is not an algorithm{hint} Write one of {', '.join(_ALGORITHMS)}."
-    )
 
-
-def parse_statuses(text: str) -> range:
-    """Return the status codes that `401` or `4xx` stands for."""
+def parse_status(text: str) -> str:
+    """Return what the status codes that `401` or `4xx` stands for begin with."""
     if not re.fullmatch(r"[1-5](xx|\d\d)", text):
         raise ArgumentTypeError(f"{text!r} is not a status; write 401 or 4xx")
-    first = int(text.replace("x", "0"))
-    last = int(text.replace("x", "9"))
-    return range(first, last + 1)
+    return text.rstrip("x")
 
 
 def parse_share(text: str) -> float:
@@ -123,103 +112,87 @@ def several(name: str, **options: Any) -> Argument:
     return argument(name, action="append", default=[], **options)
 
 
-class Replay(Subcommand):
-    """Replay access logs through the scripts."""
+@subcommand(
+    argument(
+        "logs",
+        nargs="*",
+        default=[STDIN],
+        metavar="LOG",
+        help="Files, also .gz; - is standard input.",
+    ),
+    several("--policy", required=True, metavar="TEXT", help=f"A limit to try: {FORM}."),
+    several(
+        "--algo",
+        help="An algorithm to try, for policies that name none (default: all).",
+    ),
+    argument(
+        "--share",
+        type=parse_share,
+        default=0.001,
+        help="The share of requests that may be refused (default: 0.1%%).",
+    ),
+    several("--path", help="Only requests below a path, such as /api/."),
+    several("--method", help="Only requests of a method."),
+    several("--status", type=parse_status, help="Only one: 401, 4xx."),
+    several(
+        "--field",
+        type=parse_field,
+        metavar="NAME=FIELD",
+        help=f"Say in which field JSON lines have {', '.join(FIELDS)}, "
+        "or a key such as header:X-Api-Key.",
+    ),
+    argument(
+        "--cache",
+        help="The cache whose Redis runs the scripts (default: RATE_LIMITER['CACHE']).",
+    ),
+    example='manage.py rlaas replay access.log --policy "100/m by ip" '
+    '--policy "20/10s by user, token bucket, burst 40"',
+)
+def replay(options: Namespace, output: Output) -> int:
+    """Replay access logs through the scripts, and find the limit to set.
 
-    help = "Replay access logs through the scripts, and find the limit to set."
-    example = (
-        'manage.py rlaas replay access.log --policy "100/m by ip" '
-        '--policy "20/10s by user, token bucket, burst 40"'
-    )
-
-    arguments = (
-        argument(
-            "logs",
-            nargs="*",
-            default=[STDIN],
-            metavar="LOG",
-            help="Files, also .gz; - is standard input.",
-        ),
-        several("--policy", metavar="TEXT", help=f"A limit to try: {FORM}."),
-        several(
-            "--algo",
-            help="An algorithm to try, for policies that name none (default: all).",
-        ),
-        argument(
-            "--share",
-            type=parse_share,
-            default=0.001,
-            help="The share of requests that may be refused (default: 0.1%%).",
-        ),
-        several("--path", help="Only requests below a path, such as /api/."),
-        several("--method", help="Only requests of a method."),
-        several("--status", type=parse_statuses, help="Only one: 401, 4xx."),
-        several(
-            "--field",
-            type=parse_field,
-            metavar="NAME=FIELD",
-            help=f"Say in which field JSON lines have {', '.join(FIELDS)}, "
-            "or a key such as header:X-Api-Key.",
-        ),
-        argument(
-            "--cache",
-            help="The cache whose Redis runs the scripts "
-            "(default: RATE_LIMITER['CACHE']).",
-        ),
-    )
-
-    def run(self, options: Namespace, output: Output) -> int:
-        """Replay the logs; the exit code is 1 when there is no request in them."""
-        started = time.monotonic()
-        fields = dict(options.field)
-        policies = _policies(options.policy, fields)
-        algorithms = [parse_algorithm(text) for text in options.algo]
-        cache = options.cache or conf.config().cache
-        replay = LogReplay(policies, algorithms or list(ALGORITHMS), cache)
-
-        with _open_log(options, fields) as log:
-            replay.run(log.batches(), _progress(log, output, options.verbosity))
-
-        if replay.too_slow:
-            output.warn(
-                "The log has more requests in the shortest window than the replay "
-                "makes in that time: counters may have expired too early. "
-                "Try fewer policies or algorithms at once."
-            )
-
-        summary = report(replay, log, options.share)
-        if output.as_json:
-            output.json(summary)
-        else:
-            show(summary, output, time.monotonic() - started)
-        return 0 if summary["replayed"] else 1
-
-
-def _policies(texts: list[str], fields: dict[str, str]) -> list[tuple[str, Policy]]:
-    """Return the policies to try, each with its text."""
-    if not texts:
-        raise CommandError(f"Name a limit to try by --policy: {FORM}.")
-
-    policies = [(text, parse_policy(text, conf.config().policies)) for text in texts]
-    for text, policy in policies:
+    The exit code is 1 when there is no request in them.
+    """
+    started = time.monotonic()
+    fields = dict(options.field)
+    known = conf.config().policies
+    policies = {text: parse_policy(text, known) for text in options.policy}
+    for text, policy in policies.items():
         if key_kind(policy.key) == "key" and policy.key not in fields:
             raise PolicyError(
                 f"{text!r}: its key is a function of the request, "
                 "which a log does not tell."
             )
-    return policies
 
+    algorithms = [parse_algorithm(text) for text in options.algo]
+    cache = options.cache or conf.config().cache
+    running = Replay(policies, algorithms or list(ALGORITHMS), cache)
 
-def _open_log(options: Namespace, fields: dict[str, str]) -> Log:
     try:
-        return Log(options.logs, LineParser(fields), _make_filter(options))
+        log = Log(options.logs, LineParser(fields), _make_filter(options))
     except OSError as error:
         raise CommandError(f"{error.filename}: {error.strerror}") from error
+    with log:
+        running.run(_batches(log, output, options.verbosity))
+
+    if running.too_slow:
+        output.stderr.write(
+            "The log has more requests in the shortest window than the replay "
+            "makes in that time: counters may have expired too early. "
+            "Try fewer policies or algorithms at once."
+        )
+
+    summary = report(running, log, options.share)
+    if output.as_json:
+        output.json(summary)
+    else:
+        show(summary, output, time.monotonic() - started)
+    return 0 if summary["replayed"] else 1
 
 
 def _make_filter(options: Namespace) -> Callable[[Request], bool]:
     """Return the function that says whether a request is replayed."""
-    statuses = {status for codes in options.status for status in codes}
+    statuses = tuple(options.status)
     methods = None
     if options.method:
         methods = parse_methods(options.method)
@@ -229,7 +202,7 @@ def _make_filter(options: Namespace) -> Callable[[Request], bool]:
     rules = [Rule(path, None, methods, ()) for path in paths]
 
     def is_wanted(request: Request) -> bool:
-        if statuses and request.status not in statuses:
+        if statuses and not str(request.status).startswith(statuses):
             return False
 
         path = request.path.partition("?")[0]
@@ -238,24 +211,23 @@ def _make_filter(options: Namespace) -> Callable[[Request], bool]:
     return is_wanted
 
 
-def _progress(log: Log, output: Output, verbosity: int) -> Callable[[], None]:
-    """Return a function that prints now and then how far the log is read."""
+def _batches(log: Log, output: Output, verbosity: int) -> Iterator[list[Request]]:
+    """Yield the batches of a log, and print now and then how far it is read."""
     started = time.monotonic()
     shown = started
 
-    def progress() -> None:
-        nonlocal shown
+    for batch in log.batches():
+        yield batch
+
         now = time.monotonic()
         if verbosity == 0 or now - shown < PROGRESS_INTERVAL:
-            return
+            continue
 
         shown = now
         text = f"{log.lines:,} lines, {log.lines / (now - started):,.0f}/s"
         if log.share_read is not None:
             text += f", {log.share_read:.0%}"
         output.stderr.write(text, style_func=str)  # not in red, as errors are
-
-    return progress
 
 
 def show(summary: dict[str, Any], output: Output, seconds: float) -> None:
@@ -268,8 +240,9 @@ def show(summary: dict[str, Any], output: Output, seconds: float) -> None:
         output.line(
             f"{summary['filtered']:,} others do not match --path, --method or --status."
         )
-    if summary["unreadable"]:
-        text = f"{plural(summary['unreadable'], 'line')} could not be read:"
+    unreadable = summary["unreadable"]
+    if unreadable:
+        text = f"{unreadable:,} line{pluralize(unreadable)} could not be read:"
         output.line(Styled(text, "WARNING"))
     for sample in summary["unreadable_samples"]:
         output.line(f"  {sample['file']}:{sample['line']}: {sample['text']}")

@@ -19,9 +19,9 @@ import secrets
 import signal
 import time
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import attrgetter
@@ -30,7 +30,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from .. import backend, conf, limiter
 from ..core.algorithms import ALGORITHMS
-from ..core.decision import Decision, Outcome
+from ..core.decision import Decision
 from ..core.keys import COUNTER_PREFIX, EncodedIdentity, decode, identify
 from ..core.policy import Policy
 from ..runtime.clock import Clock, frozen_clock
@@ -41,54 +41,25 @@ MAX_CLIENTS = 100_000  # per policy; of more, those idle the longest are summed 
 WORST = 10  # identities that are listed
 
 
-class Demand:
-    """The demand of one client under one length of window, as algorithms count it."""
+def count_demand(times: array[int], now: int, length: int) -> dict[str, int]:
+    """Return the demand of a request by the kinds of `Algorithm.demand`.
 
-    def __init__(self) -> None:
-        self.times = array("q")  # of the requests in the sliding window
-        self.index = 0  # of the latest fixed window since the epoch
-        self.current = 0  # requests in that window
-        self.previous = 0  # requests in the window before it
-
-    def add(self, now: int, length: int) -> dict[str, int]:
-        """Add a request, and return its demand by the kinds of `Algorithm.demand`."""
-        self._enter_window(now // length)
-        self.current += 1
-
-        end = (self.index + 1) * length
-        left = min(length, end - now)
-        weighted = math.ceil(self.previous * left / length)
-
-        return {
-            "fixed": self.current,
-            "sliding": add_to_window(self.times, now, length),
-            "counter": self.current + weighted,
-        }
-
-    def _enter_window(self, index: int) -> None:
-        """Begin a fixed window, unless the request is of one that has begun.
-
-        A line that is out of order counts to the latest window.
-        """
-        if index <= self.index:
-            return
-
-        self.previous = 0
-        if index == self.index + 1:
-            self.previous = self.current
-
-        self.index = index
-        self.current = 0
-
-
-def add_to_window(times: array[int], now: int, length: int) -> int:
-    """Add a request to the times of earlier ones, and drop those before the window.
-
-    Return how many are in the window that ends with it.
+    It is added to the times of the client's earlier requests, of which only those in
+    this fixed window and in the one before are kept.
     """
-    times.append(now)
-    del times[: bisect_right(times, now - length)]
-    return len(times)
+    start = now - now % length  # of the fixed window
+    insort(times, now)
+    del times[: bisect_left(times, start - length)]
+
+    current = len(times) - bisect_left(times, start)
+    previous = len(times) - current
+    weighted = math.ceil(previous * (start + length - now) / length)
+
+    return {
+        "fixed": current,
+        "sliding": len(times) - bisect_right(times, now - length),
+        "counter": current + weighted,
+    }
 
 
 class Usage:
@@ -106,7 +77,7 @@ class Client:
     def __init__(self, name: str, number: int, runs: int) -> None:
         self.name = name
         self.identity = EncodedIdentity(f"replay={number}")
-        self.demand = Demand()
+        self.times = array("q")  # of its requests, for the demand
         self.usages = [Usage() for _ in range(runs)]
         self.last = 0  # ms; the time of the latest request
 
@@ -128,37 +99,6 @@ class Run:
         self.demand: Counter[int] = Counter()
         self.peaks: Counter[int] = Counter()
 
-    def count(
-        self,
-        usage: Usage,
-        demand: int,
-        now: int,
-        outcome: Outcome,
-    ) -> None:
-        """Count a request of a client."""
-        self.demand[demand] += 1
-        usage.peak = max(usage.peak, demand)
-
-        if outcome.allowed:
-            length = 1000 * self.policy.window
-            admitted = add_to_window(usage.admitted, now, length)
-            self.most_admitted = max(self.most_admitted, admitted)
-        else:
-            usage.refused += 1
-            self.refused += 1
-            self.longest_wait = max(self.longest_wait, outcome.retry_after)
-
-    def sum_up(self, name: str, usage: Usage) -> None:
-        """Count a client that is forgotten, or whose last request was counted."""
-        self.peaks[usage.peak] += 1
-        if not usage.refused:
-            return
-
-        self.refused_identities += 1
-        self.worst.append((usage.refused, name))
-        self.worst.sort()
-        del self.worst[:-WORST]
-
 
 class Candidate:
     """One policy that is replayed, under one algorithm or several."""
@@ -172,6 +112,8 @@ class Candidate:
     ) -> None:
         self.text = text
         self.policy = policy
+        if policy.algo:
+            algorithms = [policy.algo]
 
         # Shadow policies are decided together, but each as if it were alone.
         self.policies = [
@@ -182,11 +124,10 @@ class Candidate:
 
         self.requests = 0
         self.without_identity = 0
-        self.identities = 0
+        self.identities = 0  # that were summed up
         self.approximate = False  # whether clients were forgotten
 
         self.clients: OrderedDict[str, Client] = OrderedDict()  # idle ones first
-        self._numbers = itertools.count()
 
     def client(self, request: Request) -> Client | None:
         """Return the client of a request; None where the log does not tell it."""
@@ -199,7 +140,8 @@ class Candidate:
         client = self.clients.get(identity)
         if client is None:
             name = decode(identity)[1] or identity
-            client = Client(name, next(self._numbers), len(self.runs))
+            number = self.identities + len(self.clients)
+            client = Client(name, number, len(self.runs))
             self.clients[identity] = client
 
         self.clients.move_to_end(identity)
@@ -224,7 +166,8 @@ class Candidate:
 
     def count(self, client: Client, now: int, decision: Decision) -> None:
         """Count a request, as it was decided under each algorithm."""
-        demand = client.demand.add(now, 1000 * self.policy.window)
+        length = 1000 * self.policy.window
+        demands = count_demand(client.times, now, length)
 
         for run, usage, outcome in zip(
             self.runs,
@@ -232,7 +175,18 @@ class Candidate:
             decision.outcomes,
             strict=True,
         ):
-            run.count(usage, demand[run.algorithm.demand], now, outcome)
+            demand = demands[run.algorithm.demand]
+            run.demand[demand] += 1
+            usage.peak = max(usage.peak, demand)
+
+            if outcome.allowed:
+                insort(usage.admitted, now)
+                del usage.admitted[: bisect_right(usage.admitted, now - length)]
+                run.most_admitted = max(run.most_admitted, len(usage.admitted))
+            else:
+                usage.refused += 1
+                run.refused += 1
+                run.longest_wait = max(run.longest_wait, outcome.retry_after)
 
     def pop_idle(self) -> Client:
         """Sum up the client that was idle the longest, forget it, and return it."""
@@ -240,7 +194,11 @@ class Candidate:
         self.identities += 1
 
         for run, usage in zip(self.runs, client.usages, strict=True):
-            run.sum_up(client.name, usage)
+            run.peaks[usage.peak] += 1
+            if usage.refused:
+                run.refused_identities += 1
+                insort(run.worst, (usage.refused, client.name))
+                del run.worst[:-WORST]
 
         return client
 
@@ -252,8 +210,8 @@ class Replay:
 
     def __init__(
         self,
-        policies: Sequence[tuple[str, Policy]],
-        algorithms: Sequence[str],
+        policies: Mapping[str, Policy],
+        algorithms: Iterable[str],
         cache: str,
     ) -> None:
         self.first: int | None = None  # ms; the time of the first request
@@ -263,25 +221,16 @@ class Replay:
         self._cache = cache
         self._name = f"replay-{secrets.token_hex(4)}"
 
-        self.candidates: list[Candidate] = []
-        for number, (text, policy) in enumerate(policies):
-            name = f"{self._name}.{number}"
-            chosen = algorithms
-            if policy.algo:
-                chosen = [policy.algo]
-            self.candidates.append(Candidate(name, text, policy, chosen))
-
-        windows = [policy.window for _, policy in policies]
-        self._shortest = min(windows)  # seconds
+        self.candidates = [
+            Candidate(f"{self._name}.{number}", text, policy, algorithms)
+            for number, (text, policy) in enumerate(policies.items())
+        ]
+        self._shortest = min(policy.window for policy in policies.values())  # seconds
 
         self._part_at = 0  # ms; where the present part of the log begins
         self._part_started = math.inf
 
-    def run(
-        self,
-        batches: Iterable[list[Request]],
-        progress: Callable[[], None],
-    ) -> None:
+    def run(self, batches: Iterable[list[Request]]) -> None:
         """Replay requests, sorted by time, and delete the keys that this takes."""
         settings = conf.replaced(
             cache=self._cache,
@@ -293,7 +242,6 @@ class Replay:
                 for batch in batches:
                     self._decide_batch(batch)
                     self._forget_idle()
-                    progress()
 
                 self._compare_clocks(self._part_at)
             finally:

@@ -8,12 +8,18 @@ import json
 import pytest
 import redis
 from django.core.management import CommandError, call_command
-from django.core.management.base import OutputWrapper
-from django.core.management.color import color_style
 from rlaas_django import check, rate_limit
 
 from tests.support.commands import rlaas
-from tests.support.internals import SCRIPTS, SLIDING_WINDOW, SUBCOMMANDS, TOKEN_BUCKET, CommandOutput, Styled
+from tests.support.internals import (
+    SCRIPTS,
+    SLIDING_WINDOW,
+    SUBCOMMANDS,
+    TOKEN_BUCKET,
+    CommandOutput,
+    RlaasCommand,
+    Styled,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -176,9 +182,10 @@ class TestScripts:
 
 
 class TestOutput:
-    def printed(self, *, style=None, encoding="utf-8") -> tuple[CommandOutput, io.TextIOWrapper]:
+    def printed(self, *, color=False, encoding="utf-8") -> tuple[CommandOutput, io.TextIOWrapper]:
         raw = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
-        return CommandOutput(OutputWrapper(raw), OutputWrapper(raw), style), raw
+        command = RlaasCommand(stdout=raw, stderr=raw, no_color=not color, force_color=color)
+        return CommandOutput(command, as_json=False), raw
 
     def text(self, raw) -> str:
         return raw.buffer.getvalue().decode()
@@ -195,7 +202,7 @@ class TestOutput:
         assert json.loads(shown[shown.index("{") :]) == {"who": dangerous}
 
     def test_columns_are_aligned_whatever_is_styled(self):
-        output, raw = self.printed(style=color_style(force_color=True))
+        output, raw = self.printed(color=True)
         output.table(("name", ">used", "state"), [("a", 5, Styled("ok", "SUCCESS")), ("long name", 1234, "")])
         shown = self.text(raw)
         assert "\x1b[" in shown

@@ -58,7 +58,7 @@ def test_a_custom_limit_is_a_number_for_one_policy_or_a_factor():
     ("arguments", "error"),
     [
         (("limit", "alice", "--limit", "5", "--reason", "r"), "factor"),
-        (("limit", "alice", "--factor", "lots", "--reason", "r"), "'lots' is not a factor"),
+        (("limit", "alice", "--factor", "lots", "--reason", "r"), "“lots” value must be a decimal number."),
         (("limit", "alice", "--policy", "search", "--limit", "0", "--reason", "r"), "below 1"),
         (("block", "alice", "--policy", "serch", "--reason", "r"), "did you mean 'search'?"),
         (("block", "203.0.113.0/99", "--reason", "r"), "203.0.113.0/99"),
@@ -203,7 +203,7 @@ def test_status_says_what_was_decided_without_redis(use, own):
 
 def test_an_end_without_an_override_says_so():
     result = rlaas("end", "alice")
-    assert (result.code, result.err) == (1, "alice has no active override.\n")
+    assert (result.code, result.err) == (1, "CommandError: alice has no active override.\n")
 
 
 def test_what_commands_do_is_in_the_history_with_the_user_of_the_operating_system():
@@ -228,6 +228,7 @@ def test_show_has_usage_waits_and_overrides():
     rlaas("limit", "alice", "--policy", "search", "--factor", "2", "--reason", "partner")
     printed = rlaas("show", "alice").out
     assert "search" in printed
+    assert "limit times 2 under search until " in printed
     assert "partner" in printed
     assert "No current usage." in rlaas("show", "nobody").out
 

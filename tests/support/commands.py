@@ -33,17 +33,10 @@ class Result(NamedTuple):
         return json.loads(self.out)
 
 
-class Terminal(io.StringIO):
-    """Output that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def rlaas(*arguments: str, terminal: bool = False) -> Result:
+def rlaas(*arguments: str) -> Result:
     """Run a subcommand as the shell does."""
-    out, err = (Terminal(), Terminal()) if terminal else (io.StringIO(), io.StringIO())
-    command = RlaasCommand(stdout=out, stderr=err)
+    out, err = io.StringIO(), io.StringIO()
+    command = RlaasCommand(stdout=out, stderr=err, no_color=True)
     code = 0
     try:
         command.run_from_argv(["manage.py", "rlaas", *arguments])

@@ -22,24 +22,24 @@ from ..base import Output, Subcommand
 
 INTERRUPTED = 130  # the exit code of a shell after Ctrl-C
 SUBCOMMANDS: dict[str, Subcommand] = {
-    "status": inspect.Status(),
-    "policies": inspect.Policies(),
-    "show": inspect.Show(),
-    "top": inspect.Top(),
-    "watch": inspect.Watch(),
-    "reset": overrides.Reset(),
-    "block": overrides.Block(),
-    "exempt": overrides.Exempt(),
-    "limit": overrides.Limit(),
-    "end": overrides.End(),
-    "overrides": overrides.List(),
-    "history": inspect.History(),
-    "scripts": scripts.Scripts(),
-    "doctor": doctor.Doctor(),
-    "memory": scripts.Memory(),
-    "replay": replay.Replay(),
-    "token": scripts.Token(),
-    "restore": overrides.Restore(),
+    "status": inspect.status,
+    "policies": inspect.policies,
+    "show": inspect.show,
+    "top": inspect.top,
+    "watch": inspect.watch,
+    "reset": overrides.reset,
+    "block": overrides.block,
+    "exempt": overrides.exempt,
+    "limit": overrides.limit,
+    "end": overrides.end,
+    "overrides": overrides.overrides,
+    "history": inspect.history,
+    "scripts": scripts.scripts,
+    "doctor": doctor.doctor,
+    "memory": scripts.memory,
+    "replay": replay.replay,
+    "token": scripts.token,
+    "restore": overrides.restore,
 }
 
 
@@ -82,7 +82,8 @@ class Command(BaseCommand):
                 epilog=f"Example:\n  {subcommand.example}",
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
-            subcommand.add_arguments(subparser)
+            for add_argument in subcommand.arguments:
+                add_argument(subparser)
             add_common_arguments(subparser)
 
     def run_from_argv(self, argv: list[str]) -> None:
@@ -99,12 +100,8 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         """Run the subcommand, and exit with its code."""
-        style = None
-        if self.stdout.isatty() or options["force_color"]:
-            style = self.style
-        output = Output(self.stdout, self.stderr, style, as_json=options["json"])
-
         subcommand = SUBCOMMANDS[options["command"]]
+        output = Output(self, as_json=options["json"])
         try:
             code = subcommand.run(argparse.Namespace(**options), output)
         except backend.UnavailableError as error:

@@ -55,16 +55,15 @@ class Output:
         """Print a table; a column whose name begins with > is aligned to the right."""
         heading = [Styled(name.lstrip(">"), HEADING) for name in columns]
         table: list[Sequence[object]] = [heading, *rows]
-        widths = [
-            max(len(self._text(cell)) for cell in column)
-            for column in zip(*table, strict=True)
-        ]
+
+        forms = []
+        for name, column in zip(columns, zip(*table, strict=True), strict=True):
+            width = max(len(self._text(cell)) for cell in column)
+            alignment = ">" if name.startswith(">") else "<"
+            forms.append(f"{alignment}{width}")
 
         for row in table:
-            cells = []
-            for name, width, cell in zip(columns, widths, row, strict=True):
-                alignment = ">" if name.startswith(">") else "<"
-                cells.append(self._shown(cell, f"{alignment}{width}"))
+            cells = map(self._shown, row, forms)
             self.stdout.write("  ".join(cells).rstrip())
 
     def json(self, value: Any, *, indent: int | None = 2) -> None:

@@ -17,7 +17,7 @@ from django.core import checks
 from django.template.defaultfilters import filesizeformat, pluralize
 
 from .. import backend, conf
-from ..core.keys import parse_address
+from ..core.keys import IPAddress, parse_address
 from ..stats import reader
 from .base import Output, Styled, argument, percent, subcommand
 
@@ -102,7 +102,7 @@ def look_at_redis() -> Iterator[Finding]:
         yield Finding(
             ERROR,
             "connection",
-            f"Redis is unavailable: {error}",
+            f"Redis cannot be examined: {error}",
             "Start the server, or correct LOCATION in CACHES; until then policies "
             "decide by on_failure.",
         )
@@ -303,16 +303,13 @@ def look_at_keys() -> Finding:
 
 def look_at_clients() -> Finding:
     """Compare the trusted proxies with the addresses of recent refusals."""
-    addresses = [
-        refusal.address
-        for refusal in reader.refusals()
-        if parse_address(refusal.address) is not None
-    ]
+    parsed = [parse_address(refusal.address) for refusal in reader.refusals()]
+    addresses = [address for address in parsed if address is not None]
     trusted = [address for address in addresses if _is_trusted(address)]
     private = [
         address
         for address in addresses
-        if address not in trusted and _is_private(address)
+        if address not in trusted and not address.is_global
     ]
     if (conf.raw() or {}).get("TRUSTED_PROXIES") == []:
         private.clear()  # the site says that these are clients
@@ -353,9 +350,9 @@ def _is_private(host: str) -> bool:
         return "." not in host or host.startswith("/")
 
 
-def _is_trusted(address: str) -> bool:
+def _is_trusted(address: IPAddress) -> bool:
     return any(
-        ipaddress.ip_address(address) in network
+        address in network
         for network in conf.config().proxies
         if not isinstance(network, str)
     )

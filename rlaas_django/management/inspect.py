@@ -260,11 +260,7 @@ def _usage_json(row: usage.Row) -> dict[str, Any]:
     }
 
 
-@subcommand(
-    POLICY,
-    NUMBER,
-    example="manage.py rlaas top --policy login",
-)
+@subcommand(POLICY, NUMBER, example="manage.py rlaas top --policy login")
 def top(options: Namespace, output: Output) -> None:
     """List the identities over a limit or near it, the highest usage first."""
     rows = _top(options)

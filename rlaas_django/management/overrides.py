@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -30,8 +29,6 @@ from .base import (
     subcommand,
 )
 
-DAY = timedelta(days=1)
-
 # The arguments that `block`, `exempt` and `limit` have in common.
 OVERRIDE = (
     IDENTITY,
@@ -40,7 +37,7 @@ OVERRIDE = (
         "--for",
         dest="duration",
         type=parse_duration,
-        default=DAY,
+        default="1d",
         metavar="DURATION",
         help="30m, 12h, 7d; a day.",
     ),
@@ -165,12 +162,7 @@ def scope(override: Override) -> str:
     return override.policy or "every policy"
 
 
-@subcommand(
-    IDENTITY,
-    POLICY,
-    REASON,
-    example="manage.py rlaas end 203.0.113.9",
-)
+@subcommand(IDENTITY, POLICY, REASON, example="manage.py rlaas end 203.0.113.9")
 def end(options: Namespace, output: Output) -> None:
     """End the overrides of an identity or a network: its policies apply again."""
     identity = identity_of(options.identity)

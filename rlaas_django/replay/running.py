@@ -79,7 +79,6 @@ class Client:
         self.identity = EncodedIdentity(f"replay={number}")
         self.times = array("q")  # of its requests, for the demand
         self.usages = [Usage() for _ in range(runs)]
-        self.last = 0  # ms; the time of the latest request
 
 
 class Run:
@@ -145,7 +144,6 @@ class Candidate:
             self.clients[identity] = client
 
         self.clients.move_to_end(identity)
-        client.last = request.at
         self.requests += 1
         return client
 
@@ -299,7 +297,7 @@ class Replay:
                 candidate.approximate = True
                 client = candidate.pop_idle()
 
-                self._clock.ms = client.last
+                self._clock.ms = client.times[-1]
                 with uninterrupted():
                     limiter.reset(client.identity, candidate.policies)
 

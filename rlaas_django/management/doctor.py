@@ -29,7 +29,6 @@ STYLES = {OK: "SUCCESS", WARNING: "WARNING", ERROR: "ERROR"}
 CALLS = 200  # whose latency is measured
 OLDEST = (6, 2)
 MAX_CLOCK_DIFFERENCE = 1.0  # seconds
-MAX_LAG = 10  # seconds of a replica
 FULL = 0.9  # of maxmemory
 SCANNED = 10_000  # keys that are looked at
 SAMPLED = 500  # of ours, those whose TTL is read
@@ -176,7 +175,7 @@ def _clock(server: backend.Server) -> Finding:
 
 
 def look_at_state(server: backend.Server) -> Iterator[Finding]:
-    """Look at what INFO tells: version, role, memory, persistence, replicas."""
+    """Look at what INFO tells: version, role, memory, persistence."""
     info = backend.server_info(server)
     if not info:
         yield Finding(
@@ -190,7 +189,6 @@ def look_at_state(server: backend.Server) -> Iterator[Finding]:
     yield _version(info)
     yield _memory(info)
     yield _persistence(info)
-    yield from _replicas(info)
 
 
 def _version(info: dict[str, str]) -> Finding:
@@ -254,32 +252,6 @@ def _persistence(info: dict[str, str]) -> Finding:
         "Make room on its disk; a server that cannot save refuses writes (MISCONF), "
         "and nothing is counted.",
     )
-
-
-def _replicas(info: dict[str, str]) -> Iterator[Finding]:
-    replicas = [
-        dict(re.findall(r"(\w+)=([^,]*)", value))
-        for name, value in info.items()
-        if re.fullmatch(r"slave\d+", name)
-    ]
-    late = [
-        replica
-        for replica in replicas
-        if replica["state"] != "online" or int(replica["lag"]) > MAX_LAG
-    ]
-    for replica in late:
-        yield Finding(
-            WARNING,
-            "replicas",
-            f"Replica {replica['ip']}:{replica['port']} is {replica['state']}, "
-            f"{replica['lag']} s behind.",
-            "After a failover the usage of that time is lost: mend the replica.",
-        )
-
-    if not late:
-        number = len(replicas)
-        text = f"{number} replica{pluralize(number)}, none behind."
-        yield Finding(OK, "replicas", text)
 
 
 def look_at_keys() -> Finding:

@@ -36,7 +36,7 @@ def test_a_healthy_server_has_no_complaint(healthy):
     check("alice")
     found = findings("--strict")
     assert levels(found) == {"ok"}
-    subjects = "settings connection latency clock version memory persistence replicas keys proxies"
+    subjects = "settings connection latency clock version memory persistence keys proxies"
     assert set(found) == set(subjects.split())
     assert "over 200 calls" in found["latency"]["text"]
     assert "over a unix socket" in found["connection"]["text"]
@@ -102,8 +102,6 @@ def test_a_slow_server_is_a_warning(healthy, configure, monkeypatch):
         ({"maxmemory": "100", "used_memory": "95"}, "memory", "error", "soon the server takes no writes"),
         ({"maxmemory": "100", "used_memory": "50"}, "memory", "ok", "50.0 %"),
         ({"rdb_last_bgsave_status": "err"}, "persistence", "error", "rdb_last_bgsave_status"),
-        ({"slave0": "ip=10.0.0.2,port=6379,state=online,offset=1,lag=60"}, "replicas", "warning", "60 s behind"),
-        ({"slave0": "ip=10.0.0.2,port=6379,state=online,offset=1,lag=0"}, "replicas", "ok", "1 replica"),
         ({}, "server", "warning", "does not permit INFO"),
     ],
 )

@@ -34,7 +34,6 @@ from .runtime.registry import LimitedView
 
 View = Callable[..., Any]
 ViewT = TypeVar("ViewT", bound=View)  # a function, or a class
-Options = dict[str, Any]
 
 
 class RateLimitedRequest(HttpRequest):
@@ -65,10 +64,10 @@ def rate_limit(
 ) -> RateLimit: ...
 def rate_limit(
     *limits: Any,
-    rate: RateLike | RateFunction | None = None,
-    key: str | KeyFunction | None = None,
-    method: str | Iterable[str] | None = None,
-    cost: int | Callable[[Any], int] | str = 1,
+    rate: Any = None,
+    key: Any = None,
+    method: Any = None,
+    cost: Any = 1,
     group: str | None = None,
     label: str | None = None,
     algo: str | None = None,
@@ -76,9 +75,9 @@ def rate_limit(
     on_failure: str | None = None,
     block: bool = True,
     shadow: bool = False,
-    charge_when: Callable[[Any], Any] | str | None = None,
+    charge_when: Any = None,
     charge_on_error: bool = True,
-    response: Callable[[Any, Decision], Any] | str | None = None,
+    response: Any = None,
 ) -> Any:
     """Limit a view: by the default policy, by named ones, or by rates of its own.
 
@@ -104,10 +103,15 @@ def rate_limit(
         "charge_when": charge_when,
         "charge_on_error": charge_on_error,
     }
+    view = None
     if len(limits) == 1 and callable(limits[0]):
         view = limits[0]
-        return RateLimit((), rate, policy_options, group, options)(view)
-    return RateLimit(limits, rate, policy_options, group, options)
+        limits = ()
+    policies = ViewPolicies(limits, rate, policy_options, group)
+    decorator = RateLimit(policies, options)
+    if view is None:
+        return decorator
+    return decorator(view)
 
 
 def rate_limit_exempt(view: ViewT) -> ViewT:
@@ -143,17 +147,9 @@ def _same_view(view: View) -> View:
 class RateLimit:
     """`@rate_limit(...)`, which limits the views that it is put on."""
 
-    def __init__(
-        self,
-        limits: tuple[Any, ...],
-        rate: RateLike | RateFunction | None,
-        policy_options: Options,
-        group: str | None,
-        options: Options,
-    ) -> None:
+    def __init__(self, policies: ViewPolicies, options: dict[str, Any]) -> None:
         conf.require_app()
-        self.policies = ViewPolicies(limits, rate, policy_options, group)
-
+        self.policies = policies
         self.options = options
         if options["methods"] is not None:
             options["methods"] = parse_methods(options["methods"])

@@ -167,8 +167,6 @@ def timeouts(seconds: float) -> dict[str, Any]:
 class HeldConnection:
     """A connection for threads, which a pool holds while nobody uses it."""
 
-    __slots__ = ("__weakref__", "connection", "is_new", "last_call", "read")
-
     def __init__(self, connection: Any, reader: Any) -> None:
         self.connection = connection
         self.read: Callable[[], Any] = reader.read_response

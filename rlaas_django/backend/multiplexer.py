@@ -213,9 +213,10 @@ class Multiplexer:
 
         What was not sent goes out next, if the server is still available.
         """
-        failure = self._server.record_failure(error, self._is_new)
+        server = self._server
+        failure = server.record_failure(error, self._is_new, server.timeout)
         failed = self._stop()
-        if self._server.breaker.error is not None:
+        if server.breaker.error is not None:
             failed += self._waiting
             self._waiting.clear()
         elif self._waiting:

@@ -179,10 +179,7 @@ class HeldConnection:
         """Connect anew."""
         self.connection.disconnect()
         self.is_new = True
-        try:
-            self.connection.connect()
-        except redis.ResponseError as error:  # to AUTH or SELECT
-            raise redis.ConnectionError(str(error)) from error
+        self.connection.connect()
 
     def wait(self, deadline: float) -> None:
         """Wait for a reply, for longer than the connection's own timeout."""

@@ -128,10 +128,7 @@ class Multiplexer:
             return
 
         self._is_new = True
-        try:
-            await connection.connect()
-        except ResponseError as error:  # to AUTH or SELECT
-            raise redis.ConnectionError(str(error)) from error
+        await connection.connect()
 
     async def _receive(self) -> None:
         """Read the replies to the batch, and give them to their callers."""

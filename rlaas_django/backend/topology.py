@@ -227,16 +227,9 @@ class ClusterTopology(DiscoveredTopology):
         """
         target = self.server_at((error.host or server.address[0], error.port))
         if isinstance(error, MovedError):
-            self.moved(error.slot_id, target)
+            self._slots[error.slot_id] = target
+            self.refresh_soon()  # rarely one slot alone moves
         return target
-
-    def moved(self, slot: int, server: Server) -> None:
-        """Note that a slot has another node, and refresh the map.
-
-        Rarely one slot alone moves.
-        """
-        self._slots[slot] = server
-        self.refresh_soon()
 
 
 class Refresher:

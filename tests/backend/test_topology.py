@@ -294,7 +294,8 @@ def test_moved_is_noted_until_the_next_refresh(cluster):
     slot = key_slot(b"alice")
     owner = topology.server_for("alice")
     other = next(server for server in topology.servers() if server is not owner)
-    topology.moved(slot, other)
+    host, port = other.address
+    topology.redirect(MovedError(f"{slot} {host}:{port}"), owner)
     assert topology.server_for("alice") is other
     wait_until(lambda: topology.server_for("alice") is owner, "the refresh, which finds that it has not moved")
 
@@ -318,8 +319,7 @@ def test_a_node_without_slots_does_not_change_the_map(lone_node):
     assert topology.server_for("alice") is server
     assert topology.servers() == [server]
     # A slot that MOVED names is known all the same.
-    other = topology.server_at((HOST, 1))
-    topology.moved(key_slot(b"alice"), other)
+    other = topology.redirect(MovedError(f"{key_slot(b'alice')} {HOST}:1"), server)
     assert (topology.server_for("alice"), topology.server_for("bob")) == (other, server)
     lone_node.ask("CLUSTER", "ADDSLOTS", *range(16384))
     topology.refresh_soon()
@@ -366,7 +366,9 @@ def test_threads_may_read_the_map_while_it_is_refreshed(cluster):
         assert {server.address for server in topology.servers()} == addresses
 
     def move(n: int) -> None:
-        topology.moved(slot, topology.servers()[n % 3])
+        server = topology.servers()[n % 3]
+        host, port = server.address
+        topology.redirect(MovedError(f"{slot} {host}:{port}"), server)
 
     def meet(n: int) -> None:
         """Meet nodes that are not on the map, as ASK names them."""

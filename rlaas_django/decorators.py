@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any, TypeVar, overload
@@ -156,7 +157,8 @@ class RateLimit:
         self._check_options()
 
         self.limits_by_view: dict[str, Limits] = {}
-        self._view_ids: dict[str, set[int]] = {}  # of the views that have a name
+        # Of the views that have a name, where they do not share counters on purpose.
+        self._view_ids: dict[str, set[int]] = defaultdict(set)
         self._before_authentication: set[str] = set()  # names of views
         registry.sources.add(self)
 
@@ -198,14 +200,11 @@ class RateLimit:
 
         views = []
         for name, limits in self.limits_by_view.items():
-            view_ids: Iterable[int] = ()
-            if not self.policies.is_shared:
-                view_ids = self._view_ids.get(name, ())
             view = LimitedView(
                 name,
                 limits.policies,
                 self.options,
-                views=frozenset(view_ids),
+                views=frozenset(self._view_ids[name]),
                 before_authentication=name in self._before_authentication,
             )
             views.append(view)
@@ -217,10 +216,10 @@ class RateLimit:
         view_class = view_class_of(view)
         # method_decorator decorates anew for each request.
         is_new = isinstance(view, (FunctionType, type))
-        if is_new or not hasattr(view, "__wrapped__"):
+        if not self.policies.is_shared and (is_new or not hasattr(view, "__wrapped__")):
             # as_view() makes a new function of the same class.
             original = view if view_class is None else view_class
-            self._view_ids.setdefault(name, set()).add(id(original))
+            self._view_ids[name].add(id(original))
         if view_class is not None and registry.adapter_for(view_class) is not None:
             self._before_authentication.add(name)
 
@@ -230,11 +229,8 @@ class RateLimit:
         for option in ("block", "charge_on_error"):
             if type(options[option]) is not bool:
                 raise PolicyError(f"{option} {options[option]!r} is not True or False.")
-        if options["charge_when"] is not None:
-            check_function("charge_when", options["charge_when"])
-        if options["response"] is not None:
-            check_function("response", options["response"], may_be_async=True)
-
+        check_function("charge_when", options["charge_when"])
+        check_function("response", options["response"], may_be_async=True)
         check_cost(options["cost"])
         for policy in self.policies.sample_policies:
             if isinstance(policy, Policy):

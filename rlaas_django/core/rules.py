@@ -41,10 +41,6 @@ class Rule:
     # A function of the response, or its dotted path.
     charge_when: Any = None
 
-    @property
-    def _matches_all_paths(self) -> bool:
-        return self.regex is None and self.path in (None, "/")
-
     def covers(self, other: Rule) -> bool:
         """Return whether this rule matches all that another one matches.
 
@@ -52,7 +48,7 @@ class Rule:
         """
         if not self._covers_methods(other):
             return False
-        if self._matches_all_paths:
+        if self.regex is None and self.path in (None, "/"):  # all paths
             return True
         if self.regex is not None or other.regex is not None:
             return self.regex == other.regex
@@ -102,8 +98,7 @@ def parse_rule(entry: Any, policies: Mapping[str, Policy]) -> Rule:
     cost = entry.get("cost", 1)
     check_cost(cost)
     charge_when = entry.get("charge_when")
-    if charge_when is not None:
-        check_function("charge_when", charge_when)
+    check_function("charge_when", charge_when)
 
     if "method" in entry and "methods" in entry:
         raise PolicyError("a rule has a method or methods, not both.")
@@ -194,7 +189,12 @@ def check_cost(cost: Any) -> None:
 
 
 def check_function(option: str, function: Any, *, may_be_async: bool = False) -> None:
-    """Raise PolicyError for what is neither a function nor the dotted path of one."""
+    """Raise PolicyError for what is neither a function nor the dotted path of one.
+
+    None is an option that is left out.
+    """
+    if function is None:
+        return
     if isinstance(function, str) and DOTTED_PATH.fullmatch(function):
         return  # imported by the system checks, and with the first request
     if not callable(function):

@@ -121,13 +121,11 @@ class Derived:
     """
 
     topologies: dict[str, Any] = field(default_factory=dict)  # by the alias of a cache
-    policy_sets: dict[Any, Any] = field(default_factory=dict)  # compiled, by policies
-    # The same for other caches than that of the settings, by their aliases.
-    other_policy_sets: dict[str, dict[Any, Any]] = field(
+    # Compiled, by the alias of a cache, None for that of the settings, and by policies.
+    policy_sets: dict[str | None, dict[Any, Any]] = field(
         default_factory=lambda: defaultdict(dict)
     )
     limits: dict[Any, Any] = field(default_factory=dict)  # compiled, by Limits
-    rules: dict[Any, Any] = field(default_factory=dict)  # the Limits of each rule
     refusals: Any = None  # the refusal cache
 
     def close(self) -> None:
@@ -159,12 +157,15 @@ class Config:
     derived: Derived = field(default_factory=Derived, repr=False, compare=False)
     pid: int = field(default_factory=os.getpid, repr=False, compare=False)
 
-    def policy(self, name: str) -> Policy:
-        if name in self.policies:
-            return self.policies[name]
-        hint = nearest(name, self.policies)
+    def policy(self, policy: str | Policy) -> Policy:
+        """Return a policy that is given as such, or by its name."""
+        if isinstance(policy, Policy):
+            return policy
+        if policy in self.policies:
+            return self.policies[policy]
+        hint = nearest(policy, self.policies)
         raise ImproperlyConfigured(
-            f"RATE_LIMITER['POLICIES'] has no policy {name!r}{hint}"
+            f"RATE_LIMITER['POLICIES'] has no policy {policy!r}{hint}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any, TypeVar, overload
@@ -34,7 +35,6 @@ from .runtime.registry import LimitedView
 
 View = Callable[..., Any]
 ViewT = TypeVar("ViewT", bound=View)  # a function, or a class
-Options = dict[str, Any]
 
 
 class RateLimitedRequest(HttpRequest):
@@ -65,10 +65,10 @@ def rate_limit(
 ) -> RateLimit: ...
 def rate_limit(
     *limits: Any,
-    rate: RateLike | RateFunction | None = None,
-    key: str | KeyFunction | None = None,
-    method: str | Iterable[str] | None = None,
-    cost: int | Callable[[Any], int] | str = 1,
+    rate: Any = None,
+    key: Any = None,
+    method: Any = None,
+    cost: Any = 1,
     group: str | None = None,
     label: str | None = None,
     algo: str | None = None,
@@ -76,9 +76,9 @@ def rate_limit(
     on_failure: str | None = None,
     block: bool = True,
     shadow: bool = False,
-    charge_when: Callable[[Any], Any] | str | None = None,
+    charge_when: Any = None,
     charge_on_error: bool = True,
-    response: Callable[[Any, Decision], Any] | str | None = None,
+    response: Any = None,
 ) -> Any:
     """Limit a view: by the default policy, by named ones, or by rates of its own.
 
@@ -104,10 +104,15 @@ def rate_limit(
         "charge_when": charge_when,
         "charge_on_error": charge_on_error,
     }
+    view = None
     if len(limits) == 1 and callable(limits[0]):
         view = limits[0]
-        return RateLimit((), rate, policy_options, group, options)(view)
-    return RateLimit(limits, rate, policy_options, group, options)
+        limits = ()
+    policies = ViewPolicies(limits, rate, policy_options, group)
+    decorator = RateLimit(policies, options)
+    if view is None:
+        return decorator
+    return decorator(view)
 
 
 def rate_limit_exempt(view: ViewT) -> ViewT:
@@ -143,24 +148,17 @@ def _same_view(view: View) -> View:
 class RateLimit:
     """`@rate_limit(...)`, which limits the views that it is put on."""
 
-    def __init__(
-        self,
-        limits: tuple[Any, ...],
-        rate: RateLike | RateFunction | None,
-        policy_options: Options,
-        group: str | None,
-        options: Options,
-    ) -> None:
+    def __init__(self, policies: ViewPolicies, options: dict[str, Any]) -> None:
         conf.require_app()
-        self.policies = ViewPolicies(limits, rate, policy_options, group)
-
+        self.policies = policies
         self.options = options
         if options["methods"] is not None:
             options["methods"] = parse_methods(options["methods"])
         self._check_options()
 
         self.limits_by_view: dict[str, Limits] = {}
-        self._view_ids: dict[str, set[int]] = {}  # of the views that have a name
+        # Of the views that have a name, where they do not share counters on purpose.
+        self._view_ids: dict[str, set[int]] = defaultdict(set)
         self._before_authentication: set[str] = set()  # names of views
         registry.sources.add(self)
 
@@ -202,14 +200,11 @@ class RateLimit:
 
         views = []
         for name, limits in self.limits_by_view.items():
-            view_ids: Iterable[int] = ()
-            if not self.policies.is_shared:
-                view_ids = self._view_ids.get(name, ())
             view = LimitedView(
                 name,
                 limits.policies,
                 self.options,
-                views=frozenset(view_ids),
+                views=frozenset(self._view_ids[name]),
                 before_authentication=name in self._before_authentication,
             )
             views.append(view)
@@ -221,10 +216,10 @@ class RateLimit:
         view_class = view_class_of(view)
         # method_decorator decorates anew for each request.
         is_new = isinstance(view, (FunctionType, type))
-        if is_new or not hasattr(view, "__wrapped__"):
+        if not self.policies.is_shared and (is_new or not hasattr(view, "__wrapped__")):
             # as_view() makes a new function of the same class.
             original = view if view_class is None else view_class
-            self._view_ids.setdefault(name, set()).add(id(original))
+            self._view_ids[name].add(id(original))
         if view_class is not None and registry.adapter_for(view_class) is not None:
             self._before_authentication.add(name)
 
@@ -234,11 +229,8 @@ class RateLimit:
         for option in ("block", "charge_on_error"):
             if type(options[option]) is not bool:
                 raise PolicyError(f"{option} {options[option]!r} is not True or False.")
-        if options["charge_when"] is not None:
-            check_function("charge_when", options["charge_when"])
-        if options["response"] is not None:
-            check_function("response", options["response"], may_be_async=True)
-
+        check_function("charge_when", options["charge_when"])
+        check_function("response", options["response"], may_be_async=True)
         check_cost(options["cost"])
         for policy in self.policies.sample_policies:
             if isinstance(policy, Policy):

@@ -5,12 +5,11 @@ It also adds the headers to every response, error pages included.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest
-from django.http.response import HttpResponseBase
 
 from . import conf
 from .http.gate import aenter, enter, reach_view
@@ -43,9 +42,6 @@ class RateLimitMiddleware:
         if CACHE_MIDDLEWARE in conf.middleware():
             self.get_response = without_rate_limit_headers(get_response)
 
-    def __call__(
-        self, request: HttpRequest
-    ) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+    def __call__(self, request: HttpRequest) -> Any:
         limits = limits_of_request(request)
-        response: Any = self.enter(limits, request, self.get_response, request)
-        return response  # type: ignore[no-any-return]
+        return self.enter(limits, request, self.get_response, request)

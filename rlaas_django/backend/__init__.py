@@ -12,7 +12,6 @@ from .client import (
 from .commands import Call, script_call
 from .errors import UnavailableError
 from .execution import (
-    ADMIN_TIMEOUT,
     aexecute,
     aexecute_each,
     execute,
@@ -31,7 +30,6 @@ from .server import Server
 from .topology import Topology
 
 __all__ = [
-    "ADMIN_TIMEOUT",
     "Call",
     "Server",
     "Topology",

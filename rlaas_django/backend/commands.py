@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import hiredis
@@ -12,35 +13,22 @@ from .scripts import Script
 Word = str | bytes | int | float
 
 
+@dataclass(eq=False, repr=False)
 class Call:
     """A packed command, for the server that has its keys."""
 
     script: Script | None = None  # what to load where the server does not know it
     key: str = ""  # one of the keys, which are all in one slot; "" for a single server
-    packed: bytes
+    packed: bytes = b""
     # The reply is a list of so many whole numbers; empty: one whole number; None:
     # anything.
     reply_lengths: Collection[int] | None = None
     is_refund: bool = False
+    for_page: bool = False  # which waits longer for a reply than a decision does
     calls: tuple[Call, ...] | None = None  # of a pipeline
     sent_at: float = 0.0  # by `time.monotonic`
     # Gets the reply, or the error, that nobody awaits.
     on_abandoned: Callable[[Any], None] | None = None
-
-    def __init__(
-        self,
-        script: Script | None,
-        key: str,
-        packed: bytes,
-        *,
-        reply_lengths: Collection[int] | None = None,
-        is_refund: bool = False,
-    ) -> None:
-        self.script = script
-        self.key = key
-        self.packed = packed
-        self.reply_lengths = reply_lengths
-        self.is_refund = is_refund
 
     def abandon(self, reply: Any) -> None:
         """Take the reply to a call whose caller was cancelled."""
@@ -60,6 +48,7 @@ class Pipeline(Call):
         sent = tuple(calls)
         super().__init__(None, sent[-1].key, b"".join([call.packed for call in sent]))
         self.calls = sent
+        self.for_page = sent[-1].for_page
 
     def abandon(self, reply: Any) -> None:
         for call, part in zip(self.calls, reply, strict=True):

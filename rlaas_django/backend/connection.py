@@ -167,8 +167,6 @@ def timeouts(seconds: float) -> dict[str, Any]:
 class HeldConnection:
     """A connection for threads, which a pool holds while nobody uses it."""
 
-    __slots__ = ("__weakref__", "connection", "is_new", "last_call", "read")
-
     def __init__(self, connection: Any, reader: Any) -> None:
         self.connection = connection
         self.read: Callable[[], Any] = reader.read_response
@@ -181,10 +179,7 @@ class HeldConnection:
         """Connect anew."""
         self.connection.disconnect()
         self.is_new = True
-        try:
-            self.connection.connect()
-        except redis.ResponseError as error:  # to AUTH or SELECT
-            raise redis.ConnectionError(str(error)) from error
+        self.connection.connect()
 
     def wait(self, deadline: float) -> None:
         """Wait for a reply, for longer than the connection's own timeout."""

@@ -54,7 +54,7 @@ def as_redis_error(error: Exception, server: str, timeout: float) -> Exception:
     """Return the error of redis-py that says what an error of a connection means."""
     if isinstance(error, (TimeoutError, exceptions.TimeoutError)):
         return exceptions.TimeoutError(f"timeout after {timeout:g} s")
-    if isinstance(error, OSError):
+    if isinstance(error, (OSError, exceptions.ResponseError)):  # to AUTH or SELECT
         return exceptions.ConnectionError(str(error))
     if isinstance(error, exceptions.RedisError):
         return error

@@ -25,15 +25,12 @@ from .topology import ClusterTopology, Topology
 MAX_PIPELINE = 1_000  # calls per pipeline
 TRYAGAIN_PAUSE = 0.003  # seconds; a slot is on its way from node to node
 ASKING = Call(None, "", pack(("ASKING",)))
-# Seconds that a page waits for a reply, where a decision waits for
-# RATE_LIMITER['TIMEOUT'].
-ADMIN_TIMEOUT = 1.0
 
 
 # One call
 
 
-def execute(topology: Topology, call: Call, admin_timeout: float | None = None) -> Any:
+def execute(topology: Topology, call: Call) -> Any:
     """Run a call on the server that has its keys, and return the reply.
 
     UnavailableError when there is none.
@@ -45,9 +42,9 @@ def execute(topology: Topology, call: Call, admin_timeout: float | None = None) 
         server = _require_available(topology, topology.server_for(call.key))
 
     try:
-        reply = server.send(call, admin_timeout)
+        reply = server.send(call)
         if type(reply) is not list and isinstance(reply, ResponseError):
-            return _repeat(_Attempts(topology, call, server, reply), admin_timeout)
+            return _repeat(_Attempts(topology, call, server, reply))
     except RedisError as error:
         raise _unavailable(topology, error) from error
     return reply
@@ -70,10 +67,10 @@ async def aexecute(topology: Topology, call: Call) -> Any:
     return reply
 
 
-def _repeat(attempts: _Attempts, admin_timeout: float | None) -> Any:
+def _repeat(attempts: _Attempts) -> Any:
     while attempts.choose_next():
         time.sleep(attempts.pause)
-        attempts.record(attempts.server.send(attempts.sent, admin_timeout))
+        attempts.record(attempts.server.send(attempts.sent))
     return attempts.reply
 
 
@@ -160,9 +157,7 @@ def _with_scripts(calls: Sequence[Call]) -> Pipeline:
 # Several calls
 
 
-def execute_each(
-    topology: Topology, calls: Sequence[Call], admin_timeout: float | None = None
-) -> list[Any]:
+def execute_each(topology: Topology, calls: Sequence[Call]) -> list[Any]:
     """Run independent calls, in one round trip per server.
 
     Return each reply, or the UnavailableError in its place.
@@ -170,7 +165,7 @@ def execute_each(
     topology.wait_until_known()
     replies: dict[int, Any] = {}
     for batch in _batches(topology, calls, MAX_PIPELINE, replies):
-        _run_batch(batch, admin_timeout)
+        _run_batch(batch)
     return [replies[index] for index in range(len(calls))]
 
 
@@ -191,16 +186,16 @@ async def aexecute_each(topology: Topology, calls: Sequence[Call]) -> list[Any]:
     return [replies[index] for index in range(len(calls))]
 
 
-def _run_batch(batch: _Batch, admin_timeout: float | None) -> None:
+def _run_batch(batch: _Batch) -> None:
     try:
         server = _require_available(batch.topology, batch.server)
-        batch.record(server, server.send(Pipeline(batch.calls.values()), admin_timeout))
+        batch.record(server, server.send(Pipeline(batch.calls.values())))
     except (UnavailableError, RedisError) as error:
         batch.fail(error)
 
     for index in batch.to_resend:
         try:
-            reply = execute(batch.topology, batch.calls[index], admin_timeout)
+            reply = execute(batch.topology, batch.calls[index])
         except UnavailableError as error:
             reply = error
         batch.replies[index] = reply
@@ -332,8 +327,10 @@ def run_commands(
     Those without a key name a server. For statistics and pages, not for decisions.
     """
     topology = client.topology() if server is None else Topology(server, server.timeout)
-    calls = [Call(None, _key(command), pack(command)) for command in commands]
-    replies = execute_each(topology, calls, ADMIN_TIMEOUT)
+    calls = [
+        Call(None, _key(command), pack(command), for_page=True) for command in commands
+    ]
+    replies = execute_each(topology, calls)
     for reply in replies:
         if isinstance(reply, UnavailableError):
             raise reply

@@ -51,7 +51,7 @@ def server_info(server: Server) -> dict[str, str]:
         (reply,) = run_commands([("INFO",)], server)
     except UnavailableError:
         return {}
-    lines = _text(reply).splitlines()
+    lines = reply.decode(errors="replace").splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
@@ -94,8 +94,4 @@ def scan_page(
     following = 0
     if index < len(nodes):
         following = position * len(nodes) + index
-    return following, [_text(key) for key in keys]
-
-
-def _text(reply: bytes | str) -> str:
-    return reply.decode(errors="replace") if isinstance(reply, bytes) else reply
+    return following, [key.decode(errors="replace") for key in keys]

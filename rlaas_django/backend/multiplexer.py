@@ -128,10 +128,7 @@ class Multiplexer:
             return
 
         self._is_new = True
-        try:
-            await connection.connect()
-        except ResponseError as error:  # to AUTH or SELECT
-            raise redis.ConnectionError(str(error)) from error
+        await connection.connect()
 
     async def _receive(self) -> None:
         """Read the replies to the batch, and give them to their callers."""
@@ -213,9 +210,10 @@ class Multiplexer:
 
         What was not sent goes out next, if the server is still available.
         """
-        failure = self._server.record_failure(error, self._is_new)
+        server = self._server
+        failure = server.record_failure(error, self._is_new, server.timeout)
         failed = self._stop()
-        if self._server.breaker.error is not None:
+        if server.breaker.error is not None:
             failed += self._waiting
             self._waiting.clear()
         elif self._waiting:

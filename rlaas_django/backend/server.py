@@ -26,6 +26,10 @@ from .errors import (
 from .multiplexer import Multiplexer
 from .pool import Pool
 
+# Seconds that a page waits for a reply, where a decision waits for
+# RATE_LIMITER['TIMEOUT'].
+PAGE_TIMEOUT = 1.0
+
 
 class Server:
     """A Redis server."""
@@ -50,29 +54,28 @@ class Server:
         package = options.connection_class.__module__.partition(".")[0]
         self._is_fake = package == "fakeredis"
 
-    def send(self, call: Call, admin_timeout: float | None = None) -> Any:
+    def send(self, call: Call) -> Any:
         """Return the reply to a call, or the list of replies to a pipeline.
 
-        Error replies are returned, not raised. `admin_timeout` is how long a page waits
-        for a reply; None for a decision.
+        Error replies are returned, not raised.
         """
         call.sent_at = sent_at = monotonic()
         held: Any = None
         try:
             held = self._pool.acquire(sent_at)
             held.connection.send_packed_command((call.packed,), check_health=False)
-            if call.calls is None and admin_timeout is None:
+            if call.calls is None and not call.for_page:
                 reply = self.validate(call, held.read())
             else:
-                reply = _read(held, call, admin_timeout)
+                reply = _read(held, call)
         except BaseException as error:
-            self._end_call(held, error, admin_timeout)
+            self._end_call(call, held, error)
             raise
 
         self._pool.release(held, sent_at)
         # A decision's reply is a list; isinstance would take 1 % of a decision.
         if self.breaker.failed or type(reply) is not list or call.calls is not None:
-            self._record(reply, is_decision=admin_timeout is None)
+            self._record(call, reply)
         return reply
 
     async def asend(self, call: Call) -> Any:
@@ -90,7 +93,7 @@ class Server:
             raise
 
         if self.breaker.failed or type(reply) is not list or call.calls is not None:
-            self._record(reply)
+            self._record(call, reply)
         return reply
 
     @staticmethod
@@ -129,14 +132,14 @@ class Server:
                 self._multiplexers.pop(key, None)
         return self._multiplexers.setdefault((self, loop), Multiplexer(self))
 
-    def _record(self, reply: Any, *, is_decision: bool = True) -> None:
+    def _record(self, call: Call, reply: Any) -> None:
         """Tell the breaker what a reply, or each of a pipeline, says of the server."""
         replies = reply if isinstance(reply, list) else [reply]
         for part in replies:
             if not isinstance(part, ResponseError) or not concerns_whole_server(part):
                 continue
             # A page needs more rights than decisions do.
-            if is_decision or not isinstance(part, NoPermissionError):
+            if not (call.for_page and isinstance(part, NoPermissionError)):
                 self._record_error_of_server(part)
             return
         self.breaker.record_success()
@@ -149,7 +152,7 @@ class Server:
                 multiplexer.reconnect = True
 
     def _end_call(
-        self, held: HeldConnection | None, error: BaseException, timeout: float | None
+        self, call: Call, held: HeldConnection | None, error: BaseException
     ) -> None:
         """Record that a call had no reply.
 
@@ -161,6 +164,9 @@ class Server:
             # server that fails.
             if isinstance(error, Exception):
                 is_new = held is None or held.is_new
+                timeout = self.timeout
+                if call.for_page:
+                    timeout = PAGE_TIMEOUT
                 failure = self.record_failure(error, is_new, timeout)
             if held is not None:
                 self._pool.discard(held)
@@ -170,7 +176,7 @@ class Server:
             del failure  # or it and this frame would keep each other alive
 
     def record_failure(
-        self, error: Exception, is_new: bool, timeout: float | None = None
+        self, error: Exception, is_new: bool, timeout: float
     ) -> Exception:
         """Tell the breaker that a call had no reply.
 
@@ -179,7 +185,7 @@ class Server:
         if isinstance(error, PROGRAMMING_ERRORS):
             return error
 
-        failure = as_redis_error(error, self.name, timeout or self.timeout)
+        failure = as_redis_error(error, self.name, timeout)
         is_connection_lost = type(failure) is redis.ConnectionError
         # A closed connection that had been used says little about the server: if the
         # server is down, the next connection fails.
@@ -199,12 +205,12 @@ class Server:
         return failure
 
 
-def _read(held: HeldConnection, call: Call, admin_timeout: float | None) -> Any:
+def _read(held: HeldConnection, call: Call) -> Any:
     """Return the reply to a call, or the list of replies to a pipeline."""
     replies = []
     for part in call.calls or (call,):
-        if admin_timeout is not None:
-            held.wait(call.sent_at + admin_timeout)
+        if call.for_page:
+            held.wait(call.sent_at + PAGE_TIMEOUT)
         replies.append(Server.validate(part, held.read()))
 
     if call.calls is None:

@@ -76,11 +76,8 @@ class DiscoveredTopology(Topology):
         self._refresher = Refresher(self._refresh)
         self._refresher.request()
 
-    def discover(self) -> bool:
-        """Ask where the servers are.
-
-        Return whether anything changed.
-        """
+    def discover(self) -> None:
+        """Ask where the servers are."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -97,17 +94,15 @@ class DiscoveredTopology(Topology):
         if not self._refreshed.is_set():
             await asyncio.to_thread(self.wait_until_known)
 
-    def _refresh(self) -> bool:
-        changed = False
+    def _refresh(self) -> None:
         try:
-            changed = self.discover()
+            self.discover()
             self.error = self.no_server
         except Exception as error:  # noqa: BLE001  (whatever redis-py makes of a reply)
             self.error = f"{self.name}: {error}"
             if not self._refresher.is_stopped:
                 log.error("%s unavailable: %s", self.name, log.escaped(str(error)))
         self._refreshed.set()
-        return changed
 
 
 class SentinelTopology(DiscoveredTopology):
@@ -127,7 +122,7 @@ class SentinelTopology(DiscoveredTopology):
         self._master_options = master
         super().__init__(f"Sentinel service {service!r}", timeout)
 
-    def discover(self) -> bool:
+    def discover(self) -> None:
         try:
             discover: Any = self._sentinel.discover_master
             host, port = discover(self._service)
@@ -135,10 +130,8 @@ class SentinelTopology(DiscoveredTopology):
             raise MasterNotFoundError(self._shortened(str(error))) from error
 
         address = str(host), int(port)
-        if self.master is not None and self.master.address == address:
-            return False
-        self.master = Server(self._master_options.at(address), self.timeout)
-        return True
+        if self.master is None or self.master.address != address:
+            self.master = Server(self._master_options.at(address), self.timeout)
 
     def _shortened(self, text: str) -> str:
         """Return an error with addresses where redis-py shows clients in full."""
@@ -163,24 +156,20 @@ class ClusterTopology(DiscoveredTopology):
         self._servers: dict[Address, Server] = {}
         self._primaries: list[Server] = []
         self._slots: dict[int, Server] = {}
-        self._moved = False  # since the last refresh
         super().__init__("Redis Cluster", timeout)
 
-    def discover(self) -> bool:
+    def discover(self) -> None:
         manager = self._read_slots()
         slots = {
             slot: self.server_at((nodes[0].host, nodes[0].port))
             for slot, nodes in manager.slots_cache.items()
         }
         primaries = sorted(set(slots.values()), key=lambda server: server.address)
-        changed = self._moved or primaries != self._primaries
 
         self._known = [(node.host, node.port) for node in manager.nodes_cache.values()]
         self._servers = {server.address: server for server in primaries}
         self._slots = slots
         self._primaries = primaries
-        self._moved = False
-        return changed
 
     def _read_slots(self) -> NodesManager:
         """Ask the known nodes, and the seeds in case all nodes are gone.
@@ -238,35 +227,21 @@ class ClusterTopology(DiscoveredTopology):
         """
         target = self.server_at((error.host or server.address[0], error.port))
         if isinstance(error, MovedError):
-            self.moved(error.slot_id, target)
+            self._slots[error.slot_id] = target
+            self.refresh_soon()  # rarely one slot alone moves
         return target
-
-    def moved(self, slot: int, server: Server) -> None:
-        """Note that a slot has another node, and refresh the map.
-
-        Rarely one slot alone moves.
-        """
-        self._slots[slot] = server
-        self._moved = True
-        self.refresh_soon()
 
 
 class Refresher:
-    """Runs a function in a background thread, one at a time, when it is requested.
+    """Runs a function in a background thread, one at a time, when it is requested."""
 
-    The interval between two runs doubles while nothing changes, so that a node that
-    stays away costs little.
-    """
+    INTERVAL = 0.5  # seconds between two runs, so that a node that is away costs little
 
-    MIN_INTERVAL = 0.25  # seconds
-    MAX_INTERVAL = 1.0
-
-    def __init__(self, refresh: Callable[[], bool]) -> None:
+    def __init__(self, refresh: Callable[[], object]) -> None:
         self._refresh = refresh
         self._lock = threading.Lock()
         self._requested = False
         self._running = False
-        self._interval = self.MIN_INTERVAL
         self._next_run = 0.0
         self.is_stopped = False  # as other settings have replaced the topology
 
@@ -294,11 +269,8 @@ class Refresher:
 
     def _run(self) -> None:
         while self._is_due():
-            if self._refresh():
-                self._interval = self.MIN_INTERVAL
-            else:
-                self._interval = min(2 * self._interval, self.MAX_INTERVAL)
-            self._next_run = time.monotonic() + self._interval
+            self._refresh()
+            self._next_run = time.monotonic() + self.INTERVAL
 
     def _is_due(self) -> bool:
         """Wait until the next run may begin.

@@ -134,8 +134,6 @@ class Decision:
     @property
     def unavailable(self) -> bool:
         """Whether it was refused only because Redis is unavailable, not by a limit."""
-        if not self.degraded:
-            return False
         refusing = [
             outcome
             for outcome in self.outcomes

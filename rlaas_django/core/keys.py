@@ -35,10 +35,6 @@ _SAFE = "!\"#$&'()*+,;<>?@[\\]^`|~"
 # Whether text is its own encoding, as most is.
 _is_plain = re.compile(rf"[0-9A-Za-z_.@+-]{{1,{MAX_LENGTH}}}").fullmatch
 
-# An IPv4 address as `ipaddress` writes it, which takes ten times as long to parse it.
-_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_IPV4 = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}")
-
 
 class EncodedIdentity(str):
     """An identity in a key.
@@ -245,23 +241,15 @@ def digest(text: str, key: bytes = b"") -> str:
 
 @lru_cache(maxsize=4096)  # given short text only, so that the cache stays small
 def encode_address(text: str, ipv6_prefix: int) -> str:
-    """Return the encoded identity of an address."""
-    return f"ip={encode(counted_address(text, ipv6_prefix))}"
-
-
-def counted_address(text: str, ipv6_prefix: int) -> str:
-    """Return an address as it is counted.
+    """Return the encoded identity of an address.
 
     IPv4-mapped as IPv4, and IPv6 by its network (RATE_LIMITER['IPV6_PREFIX']).
     """
-    if _IPV4.fullmatch(text):
-        return text
-    parsed = parse_address(text)
-    if parsed is None:
-        return text
-    if parsed.version == 6:
-        return str(ipaddress.ip_network((parsed, ipv6_prefix), strict=False))
-    return str(parsed)
+    address = parse_address(text)
+    counted: object = address or text
+    if address is not None and address.version == 6:
+        counted = ipaddress.ip_network((address, ipv6_prefix), strict=False)
+    return f"ip={encode(str(counted))}"
 
 
 def parse_address(text: str) -> IPAddress | None:

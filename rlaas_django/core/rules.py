@@ -36,14 +36,10 @@ class Rule:
     regex: re.Pattern[str] | None
     methods: frozenset[str] | None  # None: all
     policies: tuple[str, ...]  # empty: exempt
-    # A whole number, a function of the request, or its dotted path; None: 1.
-    cost: Any = None
+    # A whole number, a function of the request, or its dotted path.
+    cost: Any = 1
     # A function of the response, or its dotted path.
     charge_when: Any = None
-
-    @property
-    def _matches_all_paths(self) -> bool:
-        return self.regex is None and self.path in (None, "/")
 
     def covers(self, other: Rule) -> bool:
         """Return whether this rule matches all that another one matches.
@@ -52,7 +48,7 @@ class Rule:
         """
         if not self._covers_methods(other):
             return False
-        if self._matches_all_paths:
+        if self.regex is None and self.path in (None, "/"):  # all paths
             return True
         if self.regex is not None or other.regex is not None:
             return self.regex == other.regex
@@ -99,12 +95,16 @@ def parse_rule(entry: Any, policies: Mapping[str, Policy]) -> Rule:
     if path is not None and regex is not None:
         raise PolicyError("a rule has a path or a regex, not both.")
 
-    cost = entry.get("cost")
-    if cost is not None:
-        check_cost(cost)
+    cost = entry.get("cost", 1)
+    check_cost(cost)
     charge_when = entry.get("charge_when")
-    if charge_when is not None:
-        check_function("charge_when", charge_when)
+    check_function("charge_when", charge_when)
+
+    if "method" in entry and "methods" in entry:
+        raise PolicyError("a rule has a method or methods, not both.")
+    methods = entry.get("methods", entry.get("method"))
+    if methods is not None:
+        methods = parse_methods(methods)
 
     names = _parse_policies(entry, policies)
     for name in names:
@@ -115,30 +115,11 @@ def parse_rule(entry: Any, policies: Mapping[str, Policy]) -> Rule:
     return Rule(
         path,
         None if regex is None else re.compile(regex),
-        _parse_rule_methods(entry),
+        methods,
         names,
         cost,
         charge_when,
     )
-
-
-def _parse_rule_methods(entry: Mapping[str, Any]) -> frozenset[str] | None:
-    """Return the methods of a rule.
-
-    `methods` is a list, `method` also text.
-    """
-    method = entry.get("method")
-    methods = entry.get("methods")
-    if methods is not None:
-        if "method" in entry:
-            raise PolicyError("a rule has a method or methods, not both.")
-        if not isinstance(methods, list | tuple):
-            raise PolicyError(f'methods {methods!r} is not a list; write ["POST"].')
-        method = methods
-
-    if method is None:
-        return None
-    return parse_methods(method)
 
 
 def _parse_policies(
@@ -208,7 +189,12 @@ def check_cost(cost: Any) -> None:
 
 
 def check_function(option: str, function: Any, *, may_be_async: bool = False) -> None:
-    """Raise PolicyError for what is neither a function nor the dotted path of one."""
+    """Raise PolicyError for what is neither a function nor the dotted path of one.
+
+    None is an option that is left out.
+    """
+    if function is None:
+        return
     if isinstance(function, str) and DOTTED_PATH.fullmatch(function):
         return  # imported by the system checks, and with the first request
     if not callable(function):

@@ -67,7 +67,7 @@ def compile_limits(limits: Limits) -> CompiledLimits:
 
 def _compile(limits: Limits) -> CompiledLimits:
     config = conf.config()
-    policies = tuple([_find_policy(policy, config) for policy in limits.policies])
+    policies = tuple(map(config.policy, limits.policies))
     cost = site_function(limits.cost)
     by_user = tuple([policy for policy in policies if _needs_user(policy)])
     if callable(cost):
@@ -103,12 +103,6 @@ def _part(
         return limits
     part = tuple([policy for policy in policies if policy in chosen])
     return replace(limits, policies=part)
-
-
-def _find_policy(policy: str | Policy, config: conf.Config) -> Policy:
-    if isinstance(policy, Policy):
-        return policy
-    return config.policy(policy)
 
 
 def _calls_function(policy: Policy) -> bool:

@@ -6,6 +6,7 @@ Those of the first rule that matches, unless the view is exempt.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from django.http import HttpRequest
@@ -44,18 +45,14 @@ def _matching_rule(request: HttpRequest) -> Rule:
     return EXEMPT
 
 
+@cache
 def _limits(rule: Rule) -> Limits:
-    limits_by_rule: dict[Rule, Limits] = conf.config().derived.rules
-    limits = limits_by_rule.get(rule)
-    if limits is None:
-        limits = Limits(
-            rule.policies,
-            cost=1 if rule.cost is None else rule.cost,
-            charge_when=rule.charge_when,
-            before_view=False,
-        )
-        limits_by_rule[rule] = limits
-    return limits
+    return Limits(
+        rule.policies,
+        cost=rule.cost,
+        charge_when=rule.charge_when,
+        before_view=False,
+    )
 
 
 def _may_be_exempt(request: HttpRequest) -> bool:

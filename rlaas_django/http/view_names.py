@@ -149,8 +149,8 @@ class ViewPolicies:
     @property
     def own(self) -> tuple[Policy, ...]:
         """Policies made from rates, under a provisional name."""
-        policies: Any = zip(self.limits, self.sample_policies, strict=True)
-        return tuple([policy for limit, policy in policies if not _is_named(limit)])
+        samples: Any = self.sample_policies
+        return tuple([policy for policy in samples if policy not in self.named])
 
     @property
     def is_shared(self) -> bool:
@@ -176,7 +176,10 @@ class ViewPolicies:
 
     def _free_name(self, text: str, taken: set[str]) -> str:
         """Return text, with a number where others have the names made of it."""
-        for candidate in _numbered(text):
+        for number in itertools.count(1):
+            candidate = text
+            if number > 1:
+                candidate = f"{text}-{number}"
             names = [policy_name(candidate, ending) for ending in self.endings]
             if taken.isdisjoint(names):
                 break
@@ -268,9 +271,3 @@ def _policies_below(view: Any) -> Iterator[Policy]:
             for policy in limits.policies:
                 if isinstance(policy, Policy):
                     yield policy
-
-
-def _numbered(text: str) -> Iterator[str]:
-    yield text
-    for number in itertools.count(2):
-        yield f"{text}-{number}"

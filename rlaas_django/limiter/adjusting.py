@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .. import backend
-from ..backend import ADMIN_TIMEOUT, Call, UnavailableError, script_call
+from ..backend import Call, UnavailableError, script_call
 from ..backend.scripts import for_algorithms
 from ..core.decision import Decision
 from ..core.keys import Identity
@@ -145,10 +145,13 @@ def refund_units(identity: Identity, policy: Policy, units: int) -> int:
     topology = peek.policy_set.topology
     keys = peek.policy_set.keys(peek.identities)
 
-    reply = backend.execute(topology, peek.pack(), admin_timeout=ADMIN_TIMEOUT)
+    call = peek.pack()
+    call.for_page = True
+    reply = backend.execute(topology, call)
     arguments = replies.decided_arguments(peek, reply, 0)
     call = refund_call(keys, ["", units, *arguments, 0])
-    refunded = sum(backend.execute(topology, call, admin_timeout=ADMIN_TIMEOUT))
+    call.for_page = True
+    refunded = sum(backend.execute(topology, call))
     peek.policy_set.refusals.invalidate(peek.policy_set.names)
     return int(refunded)
 

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from .. import backend, conf, signals
-from ..backend import ADMIN_TIMEOUT, Call, UnavailableError, script_call
+from ..backend import Call, UnavailableError, script_call
 from ..backend.scripts import for_algorithms
 from ..core.algorithms import ALGORITHMS
 from ..core.decision import Decision, Outcome
@@ -89,9 +89,11 @@ def decide(planned: Check) -> Decision:
     try:
         reply = backend.execute(policy_set.topology, call)
     except UnavailableError as error:
-        return _decide_without_redis(planned, error)
+        decision = fallback.decide_all(planned)
+        signals.send(signals.backend_failed, error=error, decision=decision)
+        return decision
     decision = read(planned, reply)
-    if not decision.allowed or observers.measures_latency:
+    if not decision.allowed or observers.timed:
         _measure_and_cache(planned, decision, call.sent_at)
     return decision
 
@@ -109,31 +111,21 @@ async def adecide(planned: Check) -> Decision:
     try:
         reply = await backend.aexecute(policy_set.topology, call)
     except UnavailableError as error:
-        return await _adecide_without_redis(planned, error)
+        decision = fallback.decide_all(planned)
+        await _asend_failed(error, decision)
+        return decision
     decision = read(planned, reply)
-    if not decision.allowed or observers.measures_latency:
+    if not decision.allowed or observers.timed:
         _measure_and_cache(planned, decision, call.sent_at)
     return decision
 
 
 def _measure_and_cache(planned: Check, decision: Decision, sent_at: float) -> None:
     """Measure a decision by Redis, and cache it if it is a refusal."""
-    if observers.measures_latency:
+    if observers.timed:
         decision.latency = time.monotonic() - sent_at
     if not decision.allowed and planned.policy_set.cacheable:
         planned.policy_set.refusals.store(planned, decision, sent_at)
-
-
-def _decide_without_redis(planned: Check, error: UnavailableError) -> Decision:
-    decision = fallback.decide_all(planned)
-    signals.send(signals.backend_failed, error=error, decision=decision)
-    return decision
-
-
-async def _adecide_without_redis(planned: Check, error: UnavailableError) -> Decision:
-    decision = fallback.decide_all(planned)
-    await _asend_failed(error, decision)
-    return decision
 
 
 async def _asend_failed(error: UnavailableError, decision: Decision) -> None:
@@ -304,9 +296,9 @@ async def _aexecute(part: Check) -> Any:
 
 def decide_by_redis(planned: Check) -> Decision:
     """Decide for a page or a command, or raise UnavailableError."""
-    topology = planned.policy_set.topology
     call = planned.pack()
-    return read(planned, backend.execute(topology, call, admin_timeout=ADMIN_TIMEOUT))
+    call.for_page = True
+    return read(planned, backend.execute(planned.policy_set.topology, call))
 
 
 def peek_each(pairs: Sequence[tuple[Policy, str]]) -> tuple[Outcome, ...]:

@@ -144,7 +144,7 @@ def refresh() -> None:
         return
 
     (reply,) = backend.run_commands([("GET", KEY)])
-    text = _decode(reply or "")
+    text = (reply or b"").decode()
     entries: list[Any] = json.loads(text[DIGEST_SIZE:] or "[]")
     current = None
     if entries:
@@ -164,13 +164,8 @@ process.on_fork(reset)
 
 def _read_digest() -> str:
     (reply,) = backend.run_commands([("GETRANGE", KEY, 0, DIGEST_SIZE - 1)])
-    return _decode(reply)
-
-
-def _decode(reply: Any) -> str:
-    if isinstance(reply, bytes):
-        return reply.decode()
-    return str(reply)
+    digest: str = reply.decode()
+    return digest
 
 
 def _text(overrides: Sequence[Override]) -> str:

@@ -12,7 +12,7 @@ round trip. The database keeps them (models.Override); Redis has
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from .. import backend
 from ..backend.commands import script_call
@@ -48,21 +48,11 @@ class Override(NamedTuple):
         return f"{self.kind}:{self.until}:{self.amount or ''}"
 
 
-class HasKind(Protocol):
-    """An override, of Redis or of the database."""
+def in_force(widest_first: Iterable[Any]) -> Any:
+    """Return the override that applies of those that a request matches, if any.
 
-    @property
-    def kind(self) -> str: ...
-
-
-SomeOverride = TypeVar("SomeOverride", bound=HasKind)
-
-
-def in_force(widest_first: Iterable[SomeOverride]) -> SomeOverride | None:
-    """Return the override that applies of those that a request matches.
-
-    As the script chooses it: each narrower one replaces the wider ones, but a custom
-    limit never lifts a block.
+    They are those of the database, or of Redis. As the script chooses it: each narrower
+    one replaces the wider ones, but a custom limit never lifts a block.
     """
     applied = None
     for override in widest_first:
@@ -96,7 +86,7 @@ def differing(wanted: Mapping[str, Iterable[Override]]) -> list[str]:
 
     identities = []
     for (identity, overrides), reply in zip(wanted.items(), replies, strict=True):
-        words = [word.decode() if isinstance(word, bytes) else word for word in reply]
+        words = [word.decode() for word in reply]
         stored = dict(zip(words[::2], words[1::2], strict=True))
         if stored != {override.policy: override.text for override in overrides}:
             identities.append(identity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from types import NoneType
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..backend.scripts import for_algorithms
 from ..conf import Config
 from ..core import keys
 from ..core.algorithms import ALGORITHMS
-from ..core.keys import MAX_LENGTH, Identity, encode_user
+from ..core.keys import MAX_LENGTH, Identity
 from ..core.policy import (
     DEFAULT,
     Policies,
@@ -25,7 +26,10 @@ from .refusal_cache import cached_refusals
 from .replies import reply_lengths
 
 MAX_COMPILED = 1024  # sets per process and cache
-MAX_KNOWN_USERS = 1024  # per set
+
+# Names repeat, and encoding one takes ten times as long as a look-up. It is given short
+# names only, so that the cache stays small.
+_encode_user = lru_cache(maxsize=4096)(keys.encode_user)
 
 # The command of a check of one unit and one identity: what is around the identity,
 # and what follows the unique id.
@@ -68,10 +72,7 @@ class PolicySet:
             and len(enforced) == len(policies)
         )
 
-        # Users by name, where nothing else is counted: names repeat, and encoding one
-        # takes ten times as long as a look-up.
-        self._known_users: dict[str, str] = {}
-        self.all_by_user = all(
+        self._all_by_user = all(
             keys.key_kind(policy.key) in ("user", "user_or_ip") for policy in policies
         )
 
@@ -109,21 +110,17 @@ class PolicySet:
 
     def identify(self, identity: Identity) -> tuple[str, ...]:
         """Return the encoded identity that each policy counts."""
-        if not self.all_by_user or type(identity) is not str or not identity:
-            encoding = self._config.encoding
-            return tuple(
-                [keys.identify(identity, policy, encoding) for policy in self.policies]
-            )
+        if (
+            self._all_by_user
+            and type(identity) is str
+            and 0 < len(identity) <= MAX_LENGTH
+        ):
+            return (_encode_user(identity),) * len(self.policies)
 
-        known_users = self._known_users
-        encoded = known_users.get(identity)
-        if encoded is None:
-            encoded = encode_user(identity)
-            if len(known_users) >= MAX_KNOWN_USERS:
-                known_users.clear()
-            if len(identity) <= MAX_LENGTH:
-                known_users[identity] = encoded
-        return (encoded,) * len(self.policies)
+        encoding = self._config.encoding
+        return tuple(
+            [keys.identify(identity, policy, encoding) for policy in self.policies]
+        )
 
     def keys(self, identities: Sequence[str]) -> list[str]:
         """Return the counters' keys."""
@@ -152,9 +149,7 @@ def compile_policies(policies: Policies, alias: str | None = None) -> PolicySet:
     RATE_LIMITER['CACHE'].
     """
     config = conf.config()
-    policy_sets = config.derived.policy_sets
-    if alias is not None:
-        policy_sets = config.derived.other_policy_sets[alias]
+    policy_sets = config.derived.policy_sets[alias]
 
     key: Any = policies
     if not isinstance(policies, _SINGLE):
@@ -176,7 +171,7 @@ def _find(policies: Any, config: Config) -> tuple[Policy, ...]:
 
     by_name: dict[str, Policy] = {}
     for named in policies:
-        policy = named if isinstance(named, Policy) else config.policy(named)
+        policy = config.policy(named)
         if by_name.setdefault(policy.name, policy) != policy:
             raise PolicyError(
                 f"Two different policies are named {policy.name!r}; "

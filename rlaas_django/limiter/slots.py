@@ -97,6 +97,6 @@ class SlotCheck:
             [self._outcomes[policy.name] for policy in self.check.policy_set.policies]
         )
         decision = Decision(self.allowed, outcomes, self.receipts)
-        if observers.measures_latency and self.error is None:
+        if observers.timed and self.error is None:
             decision.latency = time.monotonic() - self._started
         return decision

@@ -77,9 +77,8 @@ Observer = Callable[[Observation], object]
 Count = Callable[[Decision], bool]
 
 observers: dict[Observer, Count | None] = {}
-measures_latency = False  # whether an observer wants it
+timed: set[Observer] = set()  # those that want the latency
 only_count: Count | None = None  # that of the only observer
-_timed: list[Observer] = []  # those that want the latency
 
 
 def add(
@@ -93,22 +92,21 @@ def add(
     """
     observers.setdefault(observer, count)
     if latency:
-        _timed.append(observer)
+        timed.add(observer)
     _update()
 
 
 def remove(observer: Observer) -> None:
     """Stop calling an observer."""
     del observers[observer]
-    _timed[:] = [timed for timed in _timed if timed != observer]
+    timed.discard(observer)
     _update()
 
 
 def _update() -> None:
-    global measures_latency, only_count
-    measures_latency = bool(_timed)
+    global only_count
     only_count = None
-    if len(observers) == 1 and not _timed:
+    if len(observers) == 1 and not timed:
         (only_count,) = observers.values()
 
 
@@ -122,7 +120,7 @@ def observe(decision: Decision, source: str) -> None:
         return
 
     latencies: tuple[float, ...] = ()
-    if measures_latency and decision.latency is not None:
+    if decision.latency is not None:
         latencies = (decision.latency,)
     observation = Observation(
         decision,

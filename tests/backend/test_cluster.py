@@ -38,6 +38,7 @@ from tests.support.helpers import ACL_RULES, IDENTITIES, LENIENT, check_ids, rep
 from tests.support.internals import (
     ALGORITHMS,
     FIXED_WINDOW,
+    PAGE_TIMEOUT,
     SLIDING_WINDOW,
     TOPOLOGY_THREAD,
     YEAR,
@@ -283,7 +284,7 @@ def test_plain_commands_wait_for_a_node_as_long_as_a_page_does(strict):
     node = strict.masters()[1]
     node.hang()
     try:
-        with pytest.raises(backend.UnavailableError, match=f"timeout after {backend.ADMIN_TIMEOUT:g} s"):
+        with pytest.raises(backend.UnavailableError, match=f"timeout after {PAGE_TIMEOUT:g} s"):
             backend.run_commands([("GET", f"{{{name}}}") for name in names])
     finally:
         node.resume()

@@ -91,18 +91,17 @@ def test_an_error_without_a_reply_is_no_reason_to_send_again(error):
 class Refreshes:
     """A function to refresh that notes when it runs, and whether two run at once."""
 
-    def __init__(self, *, changes: bool = False, lasts: float = 0.0) -> None:
+    def __init__(self, *, lasts: float = 0.0) -> None:
         self.at: list[float] = []
-        self.changes, self.lasts = changes, lasts
+        self.lasts = lasts
         self.running = self.at_once = 0
 
-    def __call__(self) -> bool:
+    def __call__(self) -> None:
         self.at.append(time.monotonic())
         self.running += 1
         self.at_once = max(self.at_once, self.running)
         time.sleep(self.lasts)
         self.running -= 1
-        return self.changes
 
     @property
     def intervals(self) -> list[float]:
@@ -111,9 +110,8 @@ class Refreshes:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """A tenth of the intervals."""
-    monkeypatch.setattr(Refresher, "MIN_INTERVAL", Refresher.MIN_INTERVAL / 10)
-    monkeypatch.setattr(Refresher, "MAX_INTERVAL", Refresher.MAX_INTERVAL / 10)
+    """A tenth of the interval."""
+    monkeypatch.setattr(Refresher, "INTERVAL", Refresher.INTERVAL / 10)
     return Refresher
 
 
@@ -122,7 +120,7 @@ def test_the_first_refresh_is_immediate_and_none_follows_without_a_request(quick
     refresher = quick(refreshes)
     refresher.request()
     wait_until(lambda: len(refreshes.at) == 1, "a refresh")
-    time.sleep(3 * quick.MAX_INTERVAL)
+    time.sleep(3 * quick.INTERVAL)
     assert len(refreshes.at) == 1
 
 
@@ -144,23 +142,11 @@ def request_until(refresher, refreshes: Refreshes, count: int) -> None:
 
 
 def test_refreshes_run_one_at_a_time_and_keep_the_least_interval(quick):
-    refreshes = Refreshes(changes=True, lasts=0.01)
+    refreshes = Refreshes(lasts=0.01)
     request_until(quick(refreshes), refreshes, 6)
     assert refreshes.at_once == 1
-    assert min(refreshes.intervals) >= quick.MIN_INTERVAL
-
-
-def test_the_interval_doubles_while_nothing_changes_up_to_a_second(quick):
-    refreshes = Refreshes()
-    request_until(quick(refreshes), refreshes, 5)
-    least = [2 * quick.MIN_INTERVAL, 4 * quick.MIN_INTERVAL, quick.MAX_INTERVAL, quick.MAX_INTERVAL]
-    assert all(interval >= wanted for interval, wanted in zip(refreshes.intervals, least, strict=False))
-    # And it is short again after a change.
-    refreshes.changes = True
-    before = len(refreshes.at)
-    refresher = quick(refreshes)
-    request_until(refresher, refreshes, before + 3)
-    assert refreshes.intervals[-1] < quick.MAX_INTERVAL + SLACK
+    assert min(refreshes.intervals) >= quick.INTERVAL
+    assert min(refreshes.intervals) < quick.INTERVAL + SLACK
 
 
 def test_a_refresh_that_is_requested_while_one_runs_follows_it(quick):
@@ -172,8 +158,8 @@ def test_a_refresh_that_is_requested_while_one_runs_follows_it(quick):
     wait_until(lambda: len(refreshes.at) == 2, "another follows")
 
 
-def test_the_pace_is_four_refreshes_per_second_at_most():
-    assert (Refresher.MIN_INTERVAL, Refresher.MAX_INTERVAL) == (0.25, 1.0)
+def test_the_pace_is_two_refreshes_per_second_at_most():
+    assert Refresher.INTERVAL == 0.5
 
 
 def test_a_process_that_can_start_no_thread_tries_again(quick, monkeypatch):
@@ -308,7 +294,8 @@ def test_moved_is_noted_until_the_next_refresh(cluster):
     slot = key_slot(b"alice")
     owner = topology.server_for("alice")
     other = next(server for server in topology.servers() if server is not owner)
-    topology.moved(slot, other)
+    host, port = other.address
+    topology.redirect(MovedError(f"{slot} {host}:{port}"), owner)
     assert topology.server_for("alice") is other
     wait_until(lambda: topology.server_for("alice") is owner, "the refresh, which finds that it has not moved")
 
@@ -332,8 +319,7 @@ def test_a_node_without_slots_does_not_change_the_map(lone_node):
     assert topology.server_for("alice") is server
     assert topology.servers() == [server]
     # A slot that MOVED names is known all the same.
-    other = topology.server_at((HOST, 1))
-    topology.moved(key_slot(b"alice"), other)
+    other = topology.redirect(MovedError(f"{key_slot(b'alice')} {HOST}:1"), server)
     assert (topology.server_for("alice"), topology.server_for("bob")) == (other, server)
     lone_node.ask("CLUSTER", "ADDSLOTS", *range(16384))
     topology.refresh_soon()
@@ -380,7 +366,9 @@ def test_threads_may_read_the_map_while_it_is_refreshed(cluster):
         assert {server.address for server in topology.servers()} == addresses
 
     def move(n: int) -> None:
-        topology.moved(slot, topology.servers()[n % 3])
+        server = topology.servers()[n % 3]
+        host, port = server.address
+        topology.redirect(MovedError(f"{slot} {host}:{port}"), server)
 
     def meet(n: int) -> None:
         """Meet nodes that are not on the map, as ASK names them."""

@@ -266,7 +266,7 @@ class TestObservers:
         observers.add(found.append)
         yield found
         observers.remove(found.append)
-        assert not observers.measures_latency
+        assert not observers.timed
 
     def test_an_observer_sees_each_decision_with_its_results(self, observed, request_to):
         policies = [Policy("a", "9/m", key="ip"), Policy("b", "1/m", key="ip")]

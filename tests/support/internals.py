@@ -17,6 +17,7 @@ from rlaas_django.backend.connection import ConnectionOptions
 from rlaas_django.backend.errors import NextAttempt, next_attempt
 from rlaas_django.backend.pool import Pool
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
+from rlaas_django.backend.server import PAGE_TIMEOUT
 from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
 from rlaas_django.checks import settings as settings_checks
 from rlaas_django.checks import views as view_checks
@@ -91,6 +92,7 @@ __all__ = [
     "FIXED_WINDOW",
     "KEYS",
     "KEY_PREFIXES",
+    "PAGE_TIMEOUT",
     "POLICY_OPTIONS",
     "RULE_OPTIONS",
     "SCRIPTS",

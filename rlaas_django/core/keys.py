@@ -143,9 +143,14 @@ def key_kind(key: Any) -> str:
     return kind
 
 
+def is_name(value: object) -> bool:
+    """Return whether a value can name a client: text, a whole number or a UUID."""
+    return isinstance(value, Name) and not isinstance(value, bool)
+
+
 def encode_name(kind: str, name: object, encoding: Encoding) -> str:
     """Return the encoded identity of a name of this kind."""
-    if isinstance(name, bool) or not isinstance(name, (str, int, UUID)):
+    if not is_name(name):
         raise TypeError(f"An identity is text, a whole number or a UUID, not {name!r}.")
 
     try:

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any
-from uuid import UUID
 
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, RawPostDataException, UnreadablePostError
@@ -20,6 +19,7 @@ from ..core.keys import (
     credential_digest,
     encode_address,
     encode_name,
+    is_name,
     key_kind,
 )
 from ..core.policy import KeyFunction
@@ -104,7 +104,7 @@ def _credential_name(auth: Any) -> Name | None:
     A digest of the credential, or of the key of its record, as it may be a secret.
     """
     name = getattr(auth, "pk", auth)
-    if isinstance(name, bool) or not isinstance(name, (str, int, UUID)) or name == "":
+    if not is_name(name) or name == "":
         return None
 
     kind = ""

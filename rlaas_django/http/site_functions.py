@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any
-from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
@@ -19,7 +18,7 @@ from django.utils.module_loading import import_string
 
 from .. import conf
 from ..core.algorithms import ALGORITHMS
-from ..core.keys import Name
+from ..core.keys import Name, is_name
 from ..core.policy import (
     DEFAULT,
     KeyFunction,
@@ -66,10 +65,8 @@ def call_key(key: str | KeyFunction, request: HttpRequest) -> Name | None:
         _log_error(f"The key {_name(key)}", error, BY_ADDRESS)
         return None
 
-    if name is None:
-        return None
-    if isinstance(name, (str, int, UUID)) and not isinstance(name, bool):
-        return name
+    if name is None or is_name(name):
+        return name  # type: ignore[no-any-return]
     kind = type(name).__name__
     _log(
         f"The key {_name(key)} returned a {kind}, which is not an identity", BY_ADDRESS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
 from typing import Any, TypeVar, overload
 
@@ -126,7 +126,7 @@ def rate_limit_exempt(view: ViewT) -> ViewT:
         # A function of its own: the view may be at another URL without this decorator.
         exempt = _same_view(view)
     exempt.rate_limit_exempt = True
-    registry.exempt_views.add(view_name(view))
+    registry.has_exempt_views = True
     return exempt  # type: ignore[no-any-return]
 
 
@@ -190,25 +190,22 @@ class RateLimit:
             self.limits_by_view[name] = limits
         return limits
 
-    def limits(self) -> list[LimitedView]:
-        """Return the views with their policies, for the registry."""
+    def limits(self) -> Iterator[LimitedView]:
+        """Yield the views with their policies, for the registry."""
         if not self.limits_by_view:
             # method_decorator shows the view with its first request.
             named = self.policies.named
             own = self.policies.own
-            return [LimitedView("A method", named, self.options, unnamed=own)]
+            yield LimitedView("A method", named, self.options, unnamed=own)
 
-        views = []
-        for name, limits in self.limits_by_view.items():
-            view = LimitedView(
+        for name, limits in list(self.limits_by_view.items()):
+            yield LimitedView(
                 name,
                 limits.policies,
                 self.options,
                 views=frozenset(self._view_ids[name]),
                 before_authentication=name in self._before_authentication,
             )
-            views.append(view)
-        return views
 
     def _note_view(self, view: Any) -> None:
         """Note what the system checks ask about a view."""

@@ -17,6 +17,7 @@ from ..core.policy import DEFAULT
 from ..core.rules import Rule
 from ..runtime import registry
 from .limits import Limits
+from .view_names import view_class_of
 
 # In the path of every page of the admin panel, wherever the admin is.
 OWN_PAGES = "/rlaas_django/ratelimit/"
@@ -62,7 +63,7 @@ def _may_be_exempt(request: HttpRequest) -> bool:
         with suppress(Exception):  # Django tells what is wrong with the URLs
             _ = get_resolver(urlconf).url_patterns
         _loaded.add(urlconf)
-    return bool(registry.exempt_views) or OWN_PAGES in request.path_info
+    return registry.has_exempt_views or OWN_PAGES in request.path_info
 
 
 def _is_exempt(request: HttpRequest) -> bool:
@@ -72,11 +73,10 @@ def _is_exempt(request: HttpRequest) -> bool:
     except Resolver404:
         return False
 
-    view = match.func
-    view_class = getattr(view, "view_class", getattr(view, "cls", None))
-    if getattr(view, "rate_limit_exempt", False):
-        return True
-    return getattr(view_class, "rate_limit_exempt", False) or _is_own_page(match)
+    for view in (match.func, view_class_of(match.func)):
+        if getattr(view, "rate_limit_exempt", False):
+            return True
+    return _is_own_page(match)
 
 
 def _is_own_page(match: ResolverMatch) -> bool:

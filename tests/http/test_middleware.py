@@ -42,7 +42,7 @@ from tests.support.http import (
     rate_limit_fields,
     templates,
 )
-from tests.support.internals import exempt_views, forget_loaded_urls
+from tests.support.internals import forget_exempt_views, forget_loaded_urls
 
 ADDRESS = "203.0.113.9"
 ADMIN_MIDDLEWARE = [*AUTHENTICATION, "django.contrib.messages.middleware.MessageMiddleware"]
@@ -240,7 +240,7 @@ def test_the_first_request_of_a_process_knows_which_views_are_exempt(settings, t
     (tmp_path / "urls_of_one_test.py").write_text(URLS)
     monkeypatch.syspath_prepend(tmp_path)
     site, settings.MIDDLEWARE, settings.ROOT_URLCONF = Site("wsgi, def", settings), [OURS], "urls_of_one_test"
-    exempt_views.clear()
+    forget_exempt_views()
     forget_loaded_urls()
     assert policies_at(site, "/exempt") == []
 

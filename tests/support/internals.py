@@ -150,9 +150,9 @@ __all__ = [
     "doctor",
     "encode",
     "escape_for_log",
-    "exempt_views",
     "flush_statistics",
     "fold",
+    "forget_exempt_views",
     "forget_limits",
     "forget_loaded_urls",
     "have_no_background_thread",
@@ -203,7 +203,6 @@ __all__ = [
 
 ALGORITHMS = tuple(ALGORITHM_RECORDS)
 DEFAULTS = conf.DEFAULTS
-exempt_views = registry.exempt_views
 escape_for_log = log.escaped
 reset_statistics = recorder.reset
 TOPOLOGY_THREAD = "rlaas_django topology"
@@ -321,6 +320,11 @@ def pack_words(words) -> bytes:
 def refresh_is_due() -> bool:
     """Return whether the topology of a Cluster or of Sentinels is being refreshed, or will be."""
     return any(thread.name == TOPOLOGY_THREAD for thread in threading.enumerate())
+
+
+def forget_exempt_views() -> None:
+    """Have no view exempt, until one is decorated."""
+    registry.has_exempt_views = False
 
 
 def forget_loaded_urls() -> None:

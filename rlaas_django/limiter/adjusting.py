@@ -193,10 +193,10 @@ def refund_arguments(check: Check, reply: list[int]) -> tuple[list[str], list[An
     all_keys = check.policy_set.keys(check.identities)
     keys = []
     words: list[Any] = [check.unique, check.cost]
-    for index in replies.charged_indexes(check, reply):
+    for index, stamp in replies.charge_stamps(check, reply).items():
         keys.append(all_keys[index])
         words += replies.decided_arguments(check, reply, index)
-        words.append(replies.charge_stamp(reply, index))
+        words.append(stamp)
     return keys, words
 
 

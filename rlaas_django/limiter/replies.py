@@ -143,23 +143,18 @@ def passed_policies(check: Check, reply: list[int]) -> list[Policy]:
     return [policy for i, policy in enumerate(policies) if reply[ROW * i + ALLOWED]]
 
 
-def charged_indexes(check: Check, reply: list[int]) -> list[int]:
-    """Return the indexes of the policies that were charged."""
-    rows = range(len(check.identities))
-    return [i for i in rows if reply[ROW * i + CHARGED_AT] > NOT_CHARGED]
+def charge_stamps(check: Check, reply: list[int]) -> dict[int, int]:
+    """Return the numbers by which a refund finds what was charged, by policy."""
+    stamps = {i: reply[ROW * i + CHARGED_AT] for i in range(len(check.identities))}
+    return {i: stamp for i, stamp in stamps.items() if stamp > NOT_CHARGED}
 
 
 def charged_counters(check: Check, reply: list[int]) -> list[tuple[str, str]]:
     """Return the names and identities of the policies that were charged."""
     policies = check.policy_set.policies
     return [
-        (policies[i].name, check.identities[i]) for i in charged_indexes(check, reply)
+        (policies[i].name, check.identities[i]) for i in charge_stamps(check, reply)
     ]
-
-
-def charge_stamp(reply: list[int], index: int) -> int:
-    """Return the number by which a refund finds what was charged."""
-    return reply[ROW * index + CHARGED_AT]
 
 
 def decided_arguments(check: Check, reply: list[int], index: int) -> ScriptArguments:

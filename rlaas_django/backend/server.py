@@ -60,21 +60,22 @@ class Server:
         Error replies are returned, not raised.
         """
         call.sent_at = sent_at = monotonic()
+        is_pipeline = call.calls is not None
         held: Any = None
         try:
             held = self._pool.acquire(sent_at)
             held.connection.send_packed_command((call.packed,), check_health=False)
-            if call.calls is None and not call.for_page:
-                reply = self.validate(call, held.read())
-            else:
+            if is_pipeline or call.for_page:
                 reply = _read(held, call)
+            else:
+                reply = self.validate(call, held.read())
         except BaseException as error:
             self._end_call(call, held, error)
             raise
 
         self._pool.release(held, sent_at)
         # A decision's reply is a list; isinstance would take 1 % of a decision.
-        if self.breaker.failed or type(reply) is not list or call.calls is not None:
+        if self.breaker.failed or type(reply) is not list or is_pipeline:
             self._record(call, reply)
         return reply
 

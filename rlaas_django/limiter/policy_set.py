@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from types import NoneType
 from typing import Any
 
@@ -26,10 +25,7 @@ from .refusal_cache import cached_refusals
 from .replies import reply_lengths
 
 MAX_COMPILED = 1024  # sets per process and cache
-
-# Names repeat, and encoding one takes ten times as long as a look-up. It is given short
-# names only, so that the cache stays small.
-_encode_user = lru_cache(maxsize=4096)(keys.encode_user)
+MAX_KNOWN_USERS = 1024  # per set
 
 # The command of a check of one unit and one identity: what is around the identity,
 # and what follows the unique id.
@@ -72,6 +68,9 @@ class PolicySet:
             and len(enforced) == len(policies)
         )
 
+        # Users by name, where nothing else is counted: names repeat, and encoding one
+        # takes ten times as long as a look-up.
+        self._known_users: dict[str, str] = {}
         self._all_by_user = all(
             keys.key_kind(policy.key) in ("user", "user_or_ip") for policy in policies
         )
@@ -110,17 +109,21 @@ class PolicySet:
 
     def identify(self, identity: Identity) -> tuple[str, ...]:
         """Return the encoded identity that each policy counts."""
-        if (
-            self._all_by_user
-            and type(identity) is str
-            and 0 < len(identity) <= MAX_LENGTH
-        ):
-            return (_encode_user(identity),) * len(self.policies)
+        if not self._all_by_user or type(identity) is not str or not identity:
+            encoding = self._config.encoding
+            return tuple(
+                [keys.identify(identity, policy, encoding) for policy in self.policies]
+            )
 
-        encoding = self._config.encoding
-        return tuple(
-            [keys.identify(identity, policy, encoding) for policy in self.policies]
-        )
+        known_users = self._known_users
+        encoded = known_users.get(identity)
+        if encoded is None:
+            encoded = keys.encode_user(identity)
+            if len(known_users) >= MAX_KNOWN_USERS:
+                known_users.clear()
+            if len(identity) <= MAX_LENGTH:
+                known_users[identity] = encoded
+        return (encoded,) * len(self.policies)
 
     def keys(self, identities: Sequence[str]) -> list[str]:
         """Return the counters' keys."""
@@ -139,7 +142,7 @@ class PolicySet:
                 raise ValueError(f"Policy {policy.name!r}: {problem}")
 
 
-_SINGLE = (Policy, str, NoneType)
+_SINGLE = (NoneType, str, Policy)
 
 
 def compile_policies(policies: Policies, alias: str | None = None) -> PolicySet:

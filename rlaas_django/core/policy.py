@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -194,7 +194,7 @@ class Policy:
 
         if not is_key(self.key):
             yield f"key {self.key!r} is not known{nearest(self.key, KEYS)} {KEY_FORMS}."
-        elif not isinstance(self.key, Hashable):  # what it returns is kept by key
+        elif not _is_hashable(self.key):  # what it returns is kept by key
             yield (
                 f"key {self.key!r} cannot be hashed; "
                 "write a function, or give its class a __hash__."
@@ -277,6 +277,14 @@ def is_key(key: object) -> bool:
     if key in KEYS or DOTTED_PATH.fullmatch(key):
         return True
     return any(key.startswith(prefix) and key != prefix for prefix in KEY_PREFIXES)
+
+
+def _is_hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _has_burst(algo: str) -> bool:

@@ -74,13 +74,13 @@ class RequestState:
             return
         self.unobserved = []
 
-        names = {
-            outcome.policy.name for decided in checked for outcome in decided.outcomes
-        }
+        names: dict[str, None] = {}  # each once, in order
+        for decided in checked:
+            for outcome in decided.outcomes:
+                names[outcome.policy.name] = None
         decision: Any = self.decision
         if len(names) < len(self.outcomes):  # other limits were observed before
-            outcomes = self.outcomes.items()
-            decision = combine(outcome for name, outcome in outcomes if name in names)
+            decision = combine(self.outcomes[name] for name in names)
 
         count = observers.only_count
         if count is not None and decision.allowed and count(decision):

@@ -87,13 +87,8 @@ def parse_rule(entry: Any, policies: Mapping[str, Policy]) -> Rule:
     refuse_unknown(entry, OPTIONS)
 
     path = entry.get("path")
-    if path is not None and not (isinstance(path, str) and path.startswith("/")):
-        raise PolicyError(f"path {path!r} does not begin with a slash.")
     regex = entry.get("regex")
-    if not isinstance(regex, str | None):
-        raise PolicyError(f"regex {regex!r} is not text.")
-    if path is not None and regex is not None:
-        raise PolicyError("a rule has a path or a regex, not both.")
+    _check_paths(path, regex)
 
     cost = entry.get("cost", 1)
     check_cost(cost)
@@ -120,6 +115,16 @@ def parse_rule(entry: Any, policies: Mapping[str, Policy]) -> Rule:
         cost,
         charge_when,
     )
+
+
+def _check_paths(path: Any, regex: Any) -> None:
+    """Raise PolicyError unless a rule has a path, a regex or neither."""
+    if path is not None and not (isinstance(path, str) and path.startswith("/")):
+        raise PolicyError(f"path {path!r} does not begin with a slash.")
+    if not isinstance(regex, str | None):
+        raise PolicyError(f"regex {regex!r} is not text.")
+    if path is not None and regex is not None:
+        raise PolicyError("a rule has a path or a regex, not both.")
 
 
 def _parse_policies(

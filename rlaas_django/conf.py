@@ -26,6 +26,8 @@ from django.utils.module_loading import import_string
 from .core.algorithms import SLIDING_WINDOW, is_algorithm
 from .core.callers import Service, parse_tokens
 from .core.keys import Encoding
+from .core.login import DEFAULTS as LOGIN_DEFAULTS
+from .core.login import LoginPolicies, parse_login
 from .core.policy import DEFAULT, Policy, PolicyError, nearest, shown, unknown_algorithm
 from .core.rules import Rule, parse_rule, refuse_unknown
 from .runtime import log, process
@@ -49,6 +51,7 @@ DEFAULTS: dict[str, Any] = {
     "RESPONSE": None,
     "LOG_LINES_PER_SECOND": 10,
     "SERVICE": {},
+    "LOGIN": LOGIN_DEFAULTS,
 }
 SERVICE_OPTIONS = ("TOKENS", "AUTHENTICATE")
 POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow", "label")
@@ -148,12 +151,14 @@ class Config:
     policies: Mapping[str, Policy]  # the default policy among them
     rules: tuple[Rule, ...]
     proxies: tuple[Network | str, ...]
+    proxies_are_known: bool  # also where there are none
     proxy_headers: tuple[str, ...]  # as META names them
     encoding: Encoding
     headers: frozenset[str]
     response: Any
     log_lines: int
     service: Service
+    login: LoginPolicies
     derived: Derived = field(default_factory=Derived, repr=False, compare=False)
     pid: int = field(default_factory=os.getpid, repr=False, compare=False)
 
@@ -286,6 +291,7 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
     proxies = tuple(_proxies(options["TRUSTED_PROXIES"], problems))
     response = _imported("RATE_LIMITER['RESPONSE']", options["RESPONSE"], problems)
     service = _service(options["SERVICE"], policies, problems)
+    login = _login(options["LOGIN"], policies, problems)
     if problems:
         return None
 
@@ -300,12 +306,14 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
         policies=policies,
         rules=rules,
         proxies=proxies,
+        proxies_are_known=options["TRUSTED_PROXIES"] is not None,
         proxy_headers=PROXY_HEADERS[options["PROXY_HEADER"]],
         encoding=Encoding(options["IPV6_PREFIX"], secret),
         headers=frozenset(options["HEADERS"]),
         response=response,
         log_lines=options["LOG_LINES_PER_SECOND"],
         service=service,
+        login=login,
     )
 
 
@@ -428,6 +436,16 @@ def _service(
         f"{where}['AUTHENTICATE']", options.get("AUTHENTICATE"), problems
     )
     return Service(digests, authenticate)
+
+
+def _login(
+    value: Any, policies: Mapping[str, Policy], problems: list[Problem]
+) -> LoginPolicies:
+    try:
+        return parse_login(value, policies)
+    except PolicyError as error:
+        problems.append(Problem("E021", f"RATE_LIMITER['LOGIN']: {error}"))
+        return {}
 
 
 def _imported(where: str, value: Any, problems: list[Problem]) -> Any:

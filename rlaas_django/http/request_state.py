@@ -35,6 +35,14 @@ class RequestState:
     view_reached: bool = False
 
     def add(self, decision: Decision, cost: int) -> list[Outcome]:
+        """Keep what limits decided, and what they charged.
+
+        Return the outcomes that refuse, or would.
+        """
+        self.charges.append(Charge(decision, cost))
+        return self.note(decision)
+
+    def note(self, decision: Decision) -> list[Outcome]:
         """Keep what was decided, for views as `request.rate_limit`.
 
         Return the outcomes that refuse, or would.
@@ -43,7 +51,6 @@ class RequestState:
         for outcome in outcomes:
             self.outcomes[outcome.policy.name] = outcome
         self.unobserved.append(decision)
-        self.charges.append(Charge(decision, cost))
 
         if self.decision is not None:
             decision = combine(self.outcomes.values())  # type: ignore[assignment]

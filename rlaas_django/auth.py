@@ -35,6 +35,8 @@ class LoginRateLimitMixin(Backend):
     ...     pass
     """
 
+    limits_logins = True  # for the system checks
+
     @sensitive_variables()
     def get_user_id(self, credentials: Mapping[str, Any]) -> Any:
         """Return the primary key of the user whom credentials name; None for nobody.

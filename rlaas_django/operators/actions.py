@@ -20,6 +20,7 @@ from ..core.policy import Policy
 from ..limiter.overrides import in_force, is_lost
 from ..models import OperatorAction, Override
 from ..runtime import process
+from . import logins
 
 ADMIN = "admin"
 COMMAND = "command"
@@ -88,6 +89,7 @@ def reset_usage(
         action = _write(by, "reset", identity, scope, reason=reason)
         if policies:
             limiter.reset(identity, policies)
+        logins.reset(identity, scope)
         return action
 
 

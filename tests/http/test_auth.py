@@ -17,6 +17,7 @@ from django.contrib.auth.backends import BaseBackend
 from django.contrib.auth.backends import ModelBackend as DjangoModelBackend
 from django.contrib.auth.models import Permission, User
 from django.contrib.auth.views import LoginView
+from django.core.management import call_command
 from django.http import HttpResponse, JsonResponse
 from django.test import RequestFactory
 from django.urls import include
@@ -31,9 +32,11 @@ from rlaas_django.auth import LoginRateLimitMixin, ModelBackend
 from rlaas_django.testing import frozen_clock
 
 from tests.support.http import AUTHENTICATION, OURS, Site, assert_refusal, both_ways, counters
+from tests.support.internals import flush_statistics
 
 MIDDLEWARE = [*AUTHENTICATION, "django.contrib.messages.middleware.MessageMiddleware", OURS]
 ADDRESS = "203.0.113.9"
+pytestmark = pytest.mark.django_db
 BACKEND = "tests.http.test_auth.CountingBackend"
 
 
@@ -523,3 +526,51 @@ def test_a_list_is_of_name_and_address(configure):
     for n in range(10):
         attempt(f"wrong-{n}")
     assert len(Counting.compared) == 2
+
+
+# Operators
+
+
+def lock_out(name="alice"):
+    for address in ("198.51.100.1", "198.51.100.2"):
+        for n in range(6):
+            attempt(f"wrong-{n}", name, from_address(address))
+
+
+@pytest.mark.parametrize("name", ["alice", "nobody"])
+def test_an_operator_sees_and_resets_the_logins_of_a_user(name, capsys):
+    lock_out(name)
+    flush_statistics()
+    call_command("rlaas", "show", name)
+    shown = capsys.readouterr().out
+    assert "login-name-and-address-300s at 198.51.100.1" in shown
+    assert "login-name " in shown
+
+    Counting.compared.clear()
+    call_command("rlaas", "reset", name)
+    attempt("wrong", name, from_address("198.51.100.1"))
+    attempt("wrong", name, from_address("198.51.100.2"))
+    assert len(Counting.compared) == 2
+
+
+def test_top_lists_logins_as_the_commands_take_them(capsys, alice):
+    lock_out()
+    flush_statistics()
+    call_command("rlaas", "top")
+    assert f"login={alice.pk}@198.51.100.1" in capsys.readouterr().out
+    call_command("rlaas", "reset", f"login={alice.pk}@198.51.100.1")
+    Counting.compared.clear()
+    lock_out()
+    assert len(Counting.compared) == 5
+
+
+def test_the_panel_names_the_user_and_the_address(login_site, alice):
+    lock_out()
+    flush_statistics()
+    login_site.serve({"admin/": admin.site.urls}, MIDDLEWARE)
+    client = login_site.client()
+    client.force_login(alice)
+    refusals = client.get("/admin/rlaas_django/ratelimit/refusals/").content.decode()
+    assert "alice at 198.51.100.1" in refusals
+    page = client.get("/admin/rlaas_django/ratelimit/identity/", {"id": str(alice.pk)}).content.decode()
+    assert "at 198.51.100.2" in page

@@ -9,7 +9,7 @@ import ipaddress
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -28,6 +28,7 @@ from .core.callers import Service, parse_tokens
 from .core.keys import Encoding
 from .core.login import DEFAULTS as LOGIN_DEFAULTS
 from .core.login import LoginPolicies, parse_login
+from .core.options import ACCEPTED, PROXY_HEADERS
 from .core.policy import DEFAULT, Policy, PolicyError, nearest, shown, unknown_algorithm
 from .core.rules import Rule, parse_rule, refuse_unknown
 from .runtime import log, process
@@ -57,53 +58,13 @@ SERVICE_OPTIONS = ("TOKENS", "AUTHENTICATE")
 POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow", "label")
 # What rules and decorators have: a policy says how much, and for whom; they say when.
 OPTIONS_ELSEWHERE = ("method", "cost", "charge_when")
-HEADER_FAMILIES = ("RateLimit", "X-RateLimit")
 REDIS_BACKENDS = (
     "django_redis.cache.RedisCache, django.core.cache.backends.redis.RedisCache or "
     "django_valkey.cache.ValkeyCache"
 )
-PROXY_HEADERS = {
-    None: ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED"),  # the first that is there
-    "X-Forwarded-For": ("HTTP_X_FORWARDED_FOR",),
-    "Forwarded": ("HTTP_FORWARDED",),
-}
 # In TRUSTED_PROXIES: a client of a unix socket, which has no address, is a proxy.
 UNIX = "unix"
 
-
-def _whole_number(least: int, most: int) -> tuple[Callable[[Any], bool], str]:
-    def is_valid(value: Any) -> bool:
-        return type(value) is int and least <= value <= most
-
-    return is_valid, f"be {least} to {most}"
-
-
-def _is_timeout(value: Any) -> bool:
-    return type(value) in (int, float) and 0.001 <= value <= 60
-
-
-def _are_headers(value: Any) -> bool:
-    if not isinstance(value, (list, tuple)):
-        return False
-    return all(family in HEADER_FAMILIES for family in value)
-
-
-_BOOLEAN = (lambda value: type(value) is bool), "be True or False"
-_ACCEPTED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "ENABLED": _BOOLEAN,
-    "LOCAL_REFUSALS": _BOOLEAN,
-    "IPV6_PREFIX": _whole_number(1, 128),
-    "LOG_LINES_PER_SECOND": _whole_number(0, 1_000_000),
-    "LOCAL_SHARE": _whole_number(1, 1_000_000),
-    "LOCAL_IDENTITIES": _whole_number(1, 10_000_000),
-    "TIMEOUT": (_is_timeout, "be 0.001 to 60 seconds"),
-    "CACHE": (lambda value: isinstance(value, str), "be text"),
-    "PROXY_HEADER": (
-        lambda value: value in [*PROXY_HEADERS],
-        "be 'X-Forwarded-For', 'Forwarded' or None",
-    ),
-    "HEADERS": (_are_headers, f"list some of {list(HEADER_FAMILIES)}"),
-}
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -331,7 +292,7 @@ def _problems(options: Mapping[str, Any]) -> Iterator[Problem]:
     if not is_algorithm(algo):
         yield Problem("E002", f"RATE_LIMITER['USE_ALGO']: {unknown_algorithm(algo)}")
 
-    for key, (is_valid, expected) in _ACCEPTED.items():
+    for key, (is_valid, expected) in ACCEPTED.items():
         if not is_valid(options[key]):
             value = shown(options[key])
             yield Problem(

@@ -184,12 +184,12 @@ def encode_user(name: str) -> str:
 
 
 def encode_login(kind: str, name: str, address: str) -> str:
-    """Return the encoded identity of a name at an address.
+    """Return the encoded identity of a name at an address, which is encoded.
 
-    >>> encode_login("login", "42", "203.0.113.9")
+    >>> encode_login("login", "42", "ip=203.0.113.9")
     'login=42@203.0.113.9'
     """
-    return f"{kind}={encode(f'{name}@{address}')}"
+    return f"{kind}={encode(name)}@{address.removeprefix('ip=')}"
 
 
 def encode(text: str) -> str:

@@ -6,16 +6,12 @@ exceed a limit, and a right password is never counted.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import ipaddress
-import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
-from time import monotonic
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -29,7 +25,6 @@ from ..core.decision import Decision, strictest
 from ..core.keys import (
     LOGIN,
     UNKNOWN_NAME,
-    counted_address,
     credential_digest,
     encode_address,
     encode_login,
@@ -44,11 +39,9 @@ from ..runtime import log, observers, process
 from . import login
 from .proxies import client_address
 from .request_state import Charge, RequestState
+from .trusted_credentials import digest_of, trusted
 
 SOURCE = "login"  # of attempts without a request, in the statistics and the log
-
-TRUSTED_FOR = 300.0  # seconds
-MAX_TRUSTED = 10_000
 
 # Where proxies are. Not `is_private` of ipaddress, which is also true of the networks
 # of documentation.
@@ -142,11 +135,11 @@ class Attempt:
             name = credential_digest(folded, conf.secret())
             identity = f"{kind}={name}"
 
-        prefix = conf.config().encoding.ipv6_prefix
-        at_address = encode_login(kind, name, counted_address(address, prefix))
+        encoded = encode_address(address, conf.config().encoding.ipv6_prefix)
+        at_address = encode_login(kind, name, encoded)
         identities = {NAME_AND_ADDRESS: at_address, NAME: identity}
         if _is_of_one_client(address):
-            identities[ADDRESS] = encode_address(address, prefix)
+            identities[ADDRESS] = encoded
         return identities
 
     def keep(self, decision: Decision) -> None:
@@ -177,7 +170,7 @@ class Attempt:
         """Note that the credentials are wrong; if they were trusted, they count now."""
         if self.is_trusted:
             self.is_trusted = False
-            _trusted.remove(self.digest)
+            trusted.remove(self.digest)
 
     def succeed(self) -> list[Decision]:
         """Note that the credentials are right, and return what is to be refunded."""
@@ -187,7 +180,7 @@ class Attempt:
             return []
 
         _current.set(None)
-        _trusted.add(self.digest, type(self.backend))
+        trusted.add(self.digest, type(self.backend))
         return [] if self.decision is None else [self.decision]
 
     def note_refund(self) -> None:
@@ -223,7 +216,7 @@ def begin(
     if name_in(credentials) is None or not config.login or not config.enabled:
         return attempt
 
-    attempt.digest = _digest(credentials)
+    attempt.digest = digest_of(credentials)
     current = _current.get()
     if current is not None and current.digest == attempt.digest:
         if current.is_running and current.backend is backend:
@@ -231,7 +224,7 @@ def begin(
         if current.continues_with(backend):
             return current
 
-    trusted_backend = _trusted.find(attempt.digest)
+    trusted_backend = trusted.find(attempt.digest)
     attempt.is_trusted = trusted_backend is type(backend)
     # Another one that they were right for comes later, and counts them if need be.
     attempt.is_counted = trusted_backend is None or attempt.is_trusted
@@ -346,13 +339,6 @@ def name_in(credentials: Credentials) -> Any:
     return None
 
 
-@sensitive_variables()
-def _digest(credentials: Credentials) -> bytes:
-    text = repr(sorted(credentials.items()))
-    encoded = text.encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(encoded, key=_KEY, digest_size=16).digest()
-
-
 def _observe(request: Any, decision: Decision) -> None:
     """Pass an attempt outside of all limits to the observers."""
     state = RequestState(request)
@@ -384,36 +370,4 @@ def _warn_of_proxy() -> None:
     )
 
 
-class TrustedCredentials:
-    """Digests of credentials that succeeded lately, in this process.
-
-    They are not counted while they are right. So a client that sends its password with
-    each request takes no round trip, and is not refused for its parallel requests.
-    """
-
-    def __init__(self) -> None:
-        # The backend that accepted them, and until when, the oldest first.
-        self._backends: OrderedDict[bytes, tuple[type, float]] = OrderedDict()
-
-    def find(self, digest: bytes) -> type | None:
-        """Return the backend that accepted credentials lately, if any did."""
-        backend, until = self._backends.get(digest, (None, 0.0))
-        return backend if monotonic() < until else None
-
-    def add(self, digest: bytes, backend: type) -> None:
-        self._backends.pop(digest, None)
-        self._backends[digest] = (backend, monotonic() + TRUSTED_FOR)
-        while len(self._backends) > MAX_TRUSTED:
-            self._backends.popitem(last=False)
-
-    def remove(self, digest: bytes) -> None:
-        self._backends.pop(digest, None)
-
-    def reset(self) -> None:
-        self._backends.clear()
-
-
-_KEY = os.urandom(32)  # of the digests of credentials, which do not leave the process
-_trusted = TrustedCredentials()
-process.on_fork(_trusted.reset)
 process.on_fork(_warn_of_proxy.cache_clear)

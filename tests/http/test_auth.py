@@ -7,9 +7,9 @@ import base64
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import pytest
-from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.auth import aauthenticate, authenticate, login
@@ -24,12 +24,12 @@ from django.urls import include
 from ninja import NinjaAPI
 from ninja.security import HttpBasicAuth
 from rest_framework.authentication import BasicAuthentication
-from rest_framework.authtoken.views import obtain_auth_token
+from rest_framework.authtoken.views import ObtainAuthToken, obtain_auth_token
 from rest_framework.decorators import api_view, authentication_classes
 from rest_framework.response import Response
+from rest_framework.views import APIView
 from rlaas_django import Policy, login_failed, peek, rate_limit
 from rlaas_django.auth import LoginRateLimitMixin, ModelBackend
-from rlaas_django.testing import frozen_clock
 
 from tests.support.http import AUTHENTICATION, OURS, Site, assert_refusal, both_ways, counters
 from tests.support.internals import flush_statistics
@@ -43,7 +43,7 @@ BACKEND = "tests.http.test_auth.CountingBackend"
 class Counting:
     """Counts the comparisons of a password, below the mixin."""
 
-    compared: list[str] = []
+    compared: ClassVar[list[str]] = []
     lock = threading.Lock()
 
     def authenticate(self, request, username=None, password=None, **kwargs):
@@ -203,7 +203,7 @@ async def test_fifty_parallel_guesses_are_five_comparisons_async(without_databas
 
 
 async def test_right_passwords_are_never_counted_async(without_database):
-    for n in range(20):
+    for _ in range(20):
         assert await aauthenticate(username="alice", password="right") is not None
     for n in range(10):
         await aauthenticate(username="alice", password=f"wrong-{n}")
@@ -307,6 +307,14 @@ def basic_view(request):
     return Response({"user": request.user.username})
 
 
+class ApiLogin(APIView):
+    """Responds by itself, without an exception."""
+
+    def post(self, request):
+        user = authenticate(request, **request.data)
+        return Response({"ok": bool(user)})
+
+
 class Basic(HttpBasicAuth):
     def authenticate(self, request, username, password):
         return authenticate(username=username, password=password)
@@ -390,6 +398,20 @@ def test_a_decorator_is_enough_for_the_429(site, without_database):
     site.serve(rate_limit("100/m", key="ip")(view if site.kind == "def" else async_view))
     statuses = [site.post(data={"password": f"wrong-{n}"}).status_code for n in range(7)]
     assert statuses == [200] * 5 + [429] * 2
+
+
+@rate_limit("100/m", key="ip")
+class LimitedTokenView(ObtainAuthToken):
+    """A view class of REST framework, which its adapter limits."""
+
+
+@pytest.mark.parametrize("view", [LimitedTokenView, rate_limit("100/m", key="user", group="class")(ApiLogin)])
+def test_a_decorator_on_a_class_of_rest_framework_is_enough(login_site, view):
+    login_site.own_body = True
+    login_site.serve({"login/": view.as_view()}, AUTHENTICATION)
+    responses = [send(login_site, "/login/", "JSON", f"wrong-{n}") for n in range(7)]
+    assert [response.status_code == 429 for response in responses] == [False] * 5 + [True] * 2
+    assert responses[-1].headers["Retry-After"] == "300"
 
 
 def test_without_middleware_and_decorator_it_is_an_ordinary_failed_login(login_site):

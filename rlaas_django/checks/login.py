@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.contrib.auth import get_backends
-from django.contrib.auth.backends import BaseBackend
 from django.core import checks
 
 from .. import conf
@@ -69,6 +68,9 @@ def _is_limited(backend: Any) -> bool:
 
 def _compares_passwords(backend: Any) -> bool:
     """Return whether a backend takes a name and a password, as far as it shows."""
+    # Not where the app of users is not installed.
+    from django.contrib.auth.backends import BaseBackend
+
     if type(backend).authenticate is BaseBackend.authenticate:
         return False
     try:

@@ -163,7 +163,7 @@ class Attempt:
     def require_allowed(self) -> None:
         """Raise PermissionDenied for a refusal: Django tries no further backend."""
         if self.decision is not None and not self.decision.allowed:
-            login.is_refused.set(True)
+            login.refused.set(self._logins)
             raise PermissionDenied("Too many attempts to log in.")
 
     def fail(self) -> None:
@@ -206,7 +206,7 @@ def begin(
     None if the backend does not take these credentials. Not counted are credentials
     without a name, and those that are counted already.
     """
-    login.is_refused.set(False)
+    login.refused.set(None)
     credentials = _credentials(compare, request, args, kwargs)
     if credentials is None:
         return None
@@ -342,7 +342,7 @@ def name_in(credentials: Credentials) -> Any:
 def _observe(request: Any, decision: Decision) -> None:
     """Pass an attempt outside of all limits to the observers."""
     state = RequestState(request)
-    state.note(decision)
+    state.add(decision)
     if not decision.allowed:
         state.refusal = decision
     state.observe()

@@ -37,7 +37,7 @@ class Logins:
 
     def note(self, decision: Decision) -> None:
         """Note what auth.py decided about an attempt."""
-        self.state.note(decision)
+        self.state.add(decision)
         if not decision.allowed:
             self.refusal = decision
 
@@ -49,9 +49,11 @@ class Logins:
 
 _current: ContextVar[Logins | None] = ContextVar("rate_limit_logins", default=None)
 
-# Whether the attempt of this context was refused by auth.py. Django reports that as a
+# Of the request whose attempt auth.py refused in this context. Django reports that as a
 # failure, but no password was compared.
-is_refused: ContextVar[bool] = ContextVar("rate_limit_login_refused", default=False)
+refused: ContextVar[Logins | None] = ContextVar(
+    "rate_limit_login_refused", default=None
+)
 
 
 def login_failed(response: HttpResponseBase) -> bool:  # noqa: ARG001
@@ -92,5 +94,6 @@ def logins_of(request: Any) -> Logins | None:
 @receiver(user_login_failed)
 def _note_failure(*, request: Any = None, **_: Any) -> None:
     logins = logins_of(request)
-    if logins is not None and not is_refused.get():
+    if logins is not None and logins is not refused.get():
         logins.failed = True
+    refused.set(None)

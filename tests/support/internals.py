@@ -21,6 +21,7 @@ from rlaas_django.backend.server import PAGE_TIMEOUT
 from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
 from rlaas_django.checks import settings as settings_checks
 from rlaas_django.checks import views as view_checks
+from rlaas_django.checks.login import check_logins
 from rlaas_django.checks.server import check_eviction, check_rights
 from rlaas_django.checks.settings import check_proxies, check_shared_cache
 from rlaas_django.conf import POLICY_OPTIONS
@@ -40,6 +41,7 @@ from rlaas_django.core.policy import KEY_PREFIXES, KEYS, YEAR, Policy, Rate
 from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
 from rlaas_django.core.text import fold
 from rlaas_django.http import headers as header_module  # the one that names headers
+from rlaas_django.http import login as login_module
 from rlaas_django.http import rules as http_rules
 from rlaas_django.http.headers import whole_seconds
 from rlaas_django.http.proxies import client_address
@@ -135,6 +137,7 @@ __all__ = [
     "cached_refusals",
     "check_each",
     "check_eviction",
+    "check_logins",
     "check_plan",
     "check_proxies",
     "check_rights",
@@ -163,6 +166,7 @@ __all__ = [
     "local_limiter",
     "local_module",
     "log",
+    "login_module",
     "networks",
     "next_attempt",
     "observers",

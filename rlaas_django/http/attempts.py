@@ -79,8 +79,10 @@ class Attempt:
         self._backends = {type(backend)}  # those that took part
         self._logins = login.logins_of(request)
         self.request = request
-        if request is None and self._logins is not None:
-            self.request = self._logins.state.request
+        if not hasattr(request, "META"):  # there is none, or it is not of Django
+            self.request = None
+            if self._logins is not None:
+                self.request = self._logins.state.request
 
     @property
     def is_due(self) -> bool:

@@ -55,10 +55,6 @@ POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow", "label
 # What rules and decorators have: a policy says how much, and for whom; they say when.
 OPTIONS_ELSEWHERE = ("method", "cost", "charge_when")
 HEADER_FAMILIES = ("RateLimit", "X-RateLimit")
-REDIS_BACKENDS = (
-    "django_redis.cache.RedisCache, django.core.cache.backends.redis.RedisCache or "
-    "django_valkey.cache.ValkeyCache"
-)
 PROXY_HEADERS = {
     None: ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED"),  # the first that is there
     "X-Forwarded-For": ("HTTP_X_FORWARDED_FOR",),
@@ -187,6 +183,10 @@ def cache_entry(alias: str) -> dict[str, Any]:
 def secret() -> bytes:
     """Return what credentials are digested with."""
     return force_bytes(settings.SECRET_KEY)
+
+
+def debug() -> bool:
+    return bool(settings.DEBUG)
 
 
 def middleware() -> list[str]:

@@ -33,6 +33,10 @@ class UnavailableError(LoggedError):
     """
 
 
+class NoRedisError(UnavailableError):
+    """The cache is not on Redis, which the call needs."""
+
+
 class PoolExhaustedError(exceptions.ConnectionError):
     """All connections were in use for too long.
 

@@ -10,26 +10,31 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .. import conf
+from ..backend.process_store import Charge, Limit, ProcessStore, Row
 from ..core.decision import Decision, Outcome, passes
 from ..core.policy import Policy
+from ..runtime import process
 from ..runtime.clock import local_time_ms
-from .local import LocalLimit, LocalReply, local_limiter
 from .plan import Check
 
 # Retry-After in seconds when a policy fails closed.
 RETRY_AFTER = 1.0
+# Of one log, so that an outage takes a bounded memory: under a larger limit, units are
+# counted in hundredths of the window.
+MAX_ENTRIES = 100
+
+local_store = ProcessStore(MAX_ENTRIES)
+process.on_fork(local_store.reset)
 
 
 class LocalReceipt(NamedTuple):
     """What a check charged in this process, for its refund."""
 
-    limit: LocalLimit
+    charge: Charge
     cost: int
-    charged_at: int
 
     def refund(self) -> int:
-        now = local_time_ms()
-        return local_limiter.refund(self.limit, now, self.cost, self.charged_at)
+        return sum(local_store.refund([self.charge], local_time_ms(), self.cost))
 
 
 def decide_all(check: Check) -> Decision:
@@ -50,55 +55,50 @@ def decide_all(check: Check) -> Decision:
 
 def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> Decision:
     """Decide these policies of a check."""
-    config = conf.config()
     policies = [check.policy_set.policies[i] for i in indexes]
-    identities = [check.identities[i] for i in indexes]
     fails_closed = any(
         policy.on_failure == "closed" and not policy.shadow for policy in policies
     )
-    limits = [
-        _local_limit(policy, identity, config.local_share)
-        for policy, identity in zip(policies, identities, strict=True)
+    counted = [
+        i
+        for i, policy in zip(indexes, policies, strict=True)
         if policy.on_failure == "local"
     ]
-    replies = local_limiter.check(
-        limits,
-        local_time_ms(),
-        check.cost,
-        charge=charge and not fails_closed,
-        max_identities=config.local_identities,
-    )
+    limits = _local_limits(check, counted)
+    charge = charge and not fails_closed
+    rows = local_store.check(limits, local_time_ms(), check.cost, charge=charge)
 
-    counted = {}
     receipts = []
-    for limit, reply in zip(limits, replies, strict=True):
-        counted[limit.policy] = (limit, reply)
-        if reply.charged_at >= 0:
-            receipts.append(LocalReceipt(limit, check.cost, reply.charged_at))
+    for limit, row in zip(limits, rows, strict=True):
+        if row.charged_at >= 0:
+            charged = Charge(limit.key, limit.arguments, row.charged_at)
+            receipts.append(LocalReceipt(charged, check.cost))
 
+    rows_by_index = dict(zip(counted, rows, strict=True))
     outcomes = []
-    for policy, identity in zip(policies, identities, strict=True):
-        if policy.name in counted:
-            outcomes.append(_counted(policy, *counted[policy.name]))
+    for i, policy in zip(indexes, policies, strict=True):
+        identity = check.identities[i]
+        if i in rows_by_index:
+            outcomes.append(_counted(policy, identity, rows_by_index[i]))
         else:
             outcomes.append(uncounted(policy, identity, degraded=True))
     return Decision(passes(outcomes), tuple(outcomes), receipts)
 
 
-def _counted(policy: Policy, limit: LocalLimit, reply: LocalReply) -> Outcome:
+def _counted(policy: Policy, identity: str, row: Row) -> Outcome:
     """Return the outcome of a policy that this process counts."""
-    retry_after = reply.retry_after / 1000
+    retry_after = row.retry_after / 1000
     if retry_after < 0:
         retry_after = math.inf
     return Outcome(
         policy,
-        limit.identity,
-        reply.allowed,
-        limit.capacity,
-        reply.current_count,
-        reply.remaining,
+        identity,
+        row.allowed == 1,
+        row.capacity,
+        row.current_count,
+        row.remaining,
         retry_after,
-        reply.reset_after / 1000,
+        row.reset_after / 1000,
         policy.window,
         degraded=True,
     )
@@ -125,16 +125,17 @@ def uncounted(policy: Policy, identity: str, *, degraded: bool = False) -> Outco
     )
 
 
-def _local_limit(policy: Policy, identity: str, share: int) -> LocalLimit:
-    """Return the share of one process, which is one unit at least."""
-    burst = policy.burst
-    if burst is not None:
-        burst = max(1, burst // share)
-    return LocalLimit(
-        policy.name,
-        identity,
-        max(1, policy.fixed_rate.limit // share),
-        policy.window * 1000,
-        burst,
-        policy.shadow,
-    )
+def _local_limits(check: Check, indexes: Sequence[int]) -> list[Limit]:
+    """Return the share of one process of these policies, one unit at least."""
+    share = conf.config().local_share
+    keys = check.policy_set.keys(check.identities)
+    limits = []
+    for i in indexes:
+        arguments = check.policy_set.arguments[i]
+        of_process = arguments._replace(
+            limit=max(1, arguments.limit // share),
+            capacity=max(1, arguments.capacity // share),
+        )
+        shadow = check.policy_set.policies[i].shadow
+        limits.append(Limit(keys[i], of_process, shadow))
+    return limits

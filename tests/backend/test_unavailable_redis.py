@@ -28,7 +28,7 @@ from tests.support.internals import (
     breaker_module,
     circuit_breaker,
     connection_pool,
-    local_limiter,
+    local_store,
     paused_background,
     pool_module,
 )
@@ -512,7 +512,7 @@ def test_local_identities_are_bounded_and_an_active_one_is_kept(limiter, redis_u
         assert limiter.check(f"user-{n}", policy).allowed
         if n % 50 == 0:
             assert not limiter.check("alice", policy).allowed
-        assert len(local_limiter) <= 100
+        assert len(local_store) <= 100
 
 
 def test_local_peek_charges_nothing(limiter, redis_unavailable):

@@ -16,6 +16,7 @@ from rlaas_django.backend.commands import pack
 from rlaas_django.backend.connection import ConnectionOptions
 from rlaas_django.backend.errors import NextAttempt, next_attempt
 from rlaas_django.backend.pool import Pool
+from rlaas_django.backend.process_store import Charge, Limit, ProcessServer, ProcessStore, Row, process_store
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
 from rlaas_django.backend.server import PAGE_TIMEOUT
 from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
@@ -33,6 +34,7 @@ from rlaas_django.core.algorithms import (
     TOKEN_BUCKET,
     Algorithm,
 )
+from rlaas_django.core.counters import Counter, Usage
 from rlaas_django.core.decision import Decision, Outcome, passes, strictest
 from rlaas_django.core.keys import EncodedIdentity, counter_key, decode, encode, parse_counter_key
 from rlaas_django.core.keys import identify as identify_with
@@ -53,8 +55,7 @@ from rlaas_django.limiter import (
     refund_units,
     refusal_cache,
 )
-from rlaas_django.limiter import local as local_module
-from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
+from rlaas_django.limiter.fallback import MAX_ENTRIES, local_store
 from rlaas_django.limiter.plan import plan as check_plan
 from rlaas_django.limiter.plan import plan_encoded
 from rlaas_django.limiter.replies import read as read_reply
@@ -92,6 +93,7 @@ __all__ = [
     "FIXED_WINDOW",
     "KEYS",
     "KEY_PREFIXES",
+    "MAX_ENTRIES",
     "PAGE_TIMEOUT",
     "POLICY_OPTIONS",
     "RULE_OPTIONS",
@@ -105,16 +107,16 @@ __all__ = [
     "TOPOLOGY_THREAD",
     "YEAR",
     "Algorithm",
+    "Charge",
     "CircuitBreaker",
     "ClusterTopology",
     "CommandOutput",
     "ConnectionOptions",
+    "Counter",
     "Decision",
     "EncodedIdentity",
+    "Limit",
     "LineParser",
-    "LocalLimit",
-    "LocalLimiter",
-    "LocalReply",
     "Log",
     "LogRequest",
     "NextAttempt",
@@ -122,13 +124,17 @@ __all__ = [
     "Policy",
     "PolicySet",
     "Pool",
+    "ProcessServer",
+    "ProcessStore",
     "Rate",
     "Refresher",
     "Replay",
     "RlaasCommand",
+    "Row",
     "SentinelTopology",
     "Styled",
     "UnavailableError",
+    "Usage",
     "acheck_each",
     "arefund_receipt",
     "breaker_module",
@@ -160,8 +166,7 @@ __all__ = [
     "identify",
     "limiter_module",
     "limits_in_use",
-    "local_limiter",
-    "local_module",
+    "local_store",
     "log",
     "networks",
     "next_attempt",
@@ -175,6 +180,7 @@ __all__ = [
     "paused_background",
     "plan_encoded",
     "pool_module",
+    "process_store",
     "read_minutes",
     "read_refusals",
     "read_reply",

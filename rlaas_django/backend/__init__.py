@@ -11,7 +11,7 @@ from .client import (
     topology,
 )
 from .commands import Call, script_call
-from .errors import NoRedisError, UnavailableError
+from .errors import NoRedisError, UnavailableError, not_on_redis
 from .execution import (
     aexecute,
     aexecute_each,
@@ -27,7 +27,6 @@ from .inspection import (
     scan_page,
     server_info,
 )
-from .process_store import notice
 from .server import Server
 from .topology import Topology
 
@@ -45,7 +44,7 @@ __all__ = [
     "eviction_policy",
     "execute",
     "execute_each",
-    "notice",
+    "not_on_redis",
     "redis_client",
     "registered_scripts",
     "run_commands",

@@ -75,8 +75,7 @@ def redis_client(alias: str) -> Any:
 
     if not isinstance(client, (redis.Redis, redis.RedisCluster)):
         raise ImproperlyConfigured(
-            f"The backend {entry.get('BACKEND')!r} of CACHES[{alias!r}] gives no "
-            f"Redis client; use {REDIS_BACKENDS}."
+            f"{entry.get('BACKEND')!r} gives no Redis client; use {REDIS_BACKENDS}."
         )
     return client
 

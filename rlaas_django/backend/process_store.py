@@ -23,7 +23,7 @@ from ..runtime import log, process
 from ..runtime.clock import local_time_ms
 from .circuit_breaker import CircuitBreaker
 from .commands import Call
-from .errors import NoRedisError
+from .errors import NoRedisError, not_on_redis
 from .scripts import OVERRIDE, RECORD
 
 # Of the arguments of a script, as lua/driver.lua describes them.
@@ -210,7 +210,7 @@ class ProcessServer:
 
     def __init__(self, alias: str, timeout: float) -> None:
         self.name = f"CACHES[{alias!r}]"
-        self.notice = notice(alias)
+        self.alias = alias
         self.timeout = timeout
         self.breaker = CircuitBreaker(self.name, timeout)  # which is never open
 
@@ -219,7 +219,7 @@ class ProcessServer:
         call.sent_at = monotonic()
         calls = call.calls or (call,)
         if any(part.script in (None, OVERRIDE, RECORD) for part in calls):
-            raise NoRedisError(f"This needs Redis. {self.notice}")
+            raise NoRedisError(self.alias)
         if call.sent_at >= ProcessServer._next_line:
             self._log(call.sent_at)
 
@@ -235,18 +235,11 @@ class ProcessServer:
 
     def _log(self, now: float) -> None:
         ProcessServer._next_line = now + LOG_INTERVAL
+        text = not_on_redis(self.alias)
         if conf.debug():
-            log.warning(self.notice)
+            log.warning(text)
         else:
-            log.error(self.notice)
-
-
-def notice(alias: str) -> str:
-    """Return what operators should know of a cache that is not on Redis."""
-    return (
-        f"CACHES[{alias!r}] is not on Redis: each process counts by itself; "
-        "configure Redis for more than one process."
-    )
+            log.error(text)
 
 
 def _reply(call: Call) -> Any:

@@ -38,7 +38,7 @@ from rlaas_django.core.counters import Counter, Usage
 from rlaas_django.core.decision import Decision, Outcome, passes, strictest
 from rlaas_django.core.keys import EncodedIdentity, counter_key, decode, encode, parse_counter_key
 from rlaas_django.core.keys import identify as identify_with
-from rlaas_django.core.policy import KEY_PREFIXES, KEYS, YEAR, Policy, Rate
+from rlaas_django.core.policy import KEY_PREFIXES, KEYS, YEAR, Policy, Rate, ScriptArguments
 from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
 from rlaas_django.core.text import fold
 from rlaas_django.http import headers as header_module  # the one that names headers
@@ -55,6 +55,7 @@ from rlaas_django.limiter import (
     refund_units,
     refusal_cache,
 )
+from rlaas_django.limiter.adjusting import refund_arguments, refund_call
 from rlaas_django.limiter.fallback import MAX_ENTRIES, local_store
 from rlaas_django.limiter.plan import plan as check_plan
 from rlaas_django.limiter.plan import plan_encoded
@@ -131,12 +132,15 @@ __all__ = [
     "Replay",
     "RlaasCommand",
     "Row",
+    "ScriptArguments",
     "SentinelTopology",
     "Styled",
     "UnavailableError",
     "Usage",
     "acheck_each",
     "arefund_receipt",
+    "backend",
+    "background",
     "breaker_module",
     "cached_refusals",
     "check_each",
@@ -161,6 +165,7 @@ __all__ = [
     "forget_exempt_views",
     "forget_limits",
     "forget_loaded_urls",
+    "forget_notice",
     "have_no_background_thread",
     "header_module",
     "identify",
@@ -189,6 +194,8 @@ __all__ = [
     "redis_client",
     "redis_key",
     "refresh_is_due",
+    "refund_arguments",
+    "refund_call",
     "refund_receipt",
     "refund_units",
     "replay_report",
@@ -336,3 +343,8 @@ def forget_exempt_views() -> None:
 def forget_loaded_urls() -> None:
     """Have the middleware import the URLs with its next request, as with the first one of a process."""
     http_rules._loaded.clear()
+
+
+def forget_notice() -> None:
+    """Have the next decision in the process log that it is one."""
+    ProcessServer._next_line = 0.0

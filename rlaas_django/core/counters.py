@@ -52,7 +52,12 @@ class FixedWindow(Counter):
     def __init__(self) -> None:
         self._units: dict[tuple[int, int], int] = {}  # by window and its start
 
-    def check(self, arguments: ScriptArguments, now: int, cost: int) -> Usage:  # noqa: ARG002
+    def check(
+        self,
+        arguments: ScriptArguments,
+        now: int,
+        cost: int,  # noqa: ARG002
+    ) -> Usage:
         start = self._start(arguments.window, now)
         units = self._units.get((arguments.window, start), 0)
         left = start + arguments.window - now

@@ -23,7 +23,7 @@ from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTo
 from rlaas_django.checks import settings as settings_checks
 from rlaas_django.checks import views as view_checks
 from rlaas_django.checks.server import check_eviction, check_rights
-from rlaas_django.checks.settings import check_proxies, check_shared_cache
+from rlaas_django.checks.settings import check_deployed_store, check_proxies, check_shared_cache
 from rlaas_django.conf import POLICY_OPTIONS
 from rlaas_django.core.algorithms import ALGORITHMS as ALGORITHM_RECORDS
 from rlaas_django.core.algorithms import (
@@ -143,6 +143,7 @@ __all__ = [
     "background",
     "breaker_module",
     "cached_refusals",
+    "check_deployed_store",
     "check_each",
     "check_eviction",
     "check_plan",

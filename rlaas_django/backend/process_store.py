@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from time import monotonic
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import hiredis
 
@@ -29,37 +29,12 @@ from .scripts import OVERRIDE, RECORD
 # Of the arguments of a script, as lua/driver.lua describes them.
 CHECK_SIZE = 7  # words per policy
 REFUND_SIZE = 6
+NOT_CHARGED = -1  # in place of charged_at
+
+Key = tuple[str, str]  # of a counter: its algorithm and its key in Redis
 MARKER = ""  # in place of an algorithm
 
 LOG_INTERVAL = 3600.0  # seconds
-
-
-class Limit(NamedTuple):
-    """One policy's part of a check."""
-
-    key: str
-    arguments: ScriptArguments
-    shadow: bool
-
-
-class Charge(NamedTuple):
-    """One policy's part of a refund."""
-
-    key: str
-    arguments: ScriptArguments
-    charged_at: int | None  # None: the newest units
-
-
-class Row(NamedTuple):
-    """One policy's part of a reply."""
-
-    allowed: int
-    current_count: int
-    remaining: int
-    retry_after: int  # ms; -1: never
-    reset_after: int  # ms
-    capacity: int
-    charged_at: int  # -1: not charged
 
 
 class ProcessStore:
@@ -72,80 +47,150 @@ class ProcessStore:
     def reset(self) -> None:
         """Start over; a thread of a forked parent may have held the lock."""
         self._lock = threading.Lock()
-        # By algorithm and key.
-        self._counters: dict[tuple[str, str], Counter] = {}
+        self._counters: dict[Key, Counter] = {}
         # Each of them once, with a time before which it does not expire.
-        self._queue: list[tuple[int, tuple[str, str]]] = []
+        self._queue: list[tuple[int, Key]] = []
 
     def __len__(self) -> int:
         return len(self._counters)
 
-    def check(
-        self, limits: Sequence[Limit], now: int, cost: int, *, charge: bool
-    ) -> list[Row]:
-        """Decide all policies, and charge all that pass or none."""
+    def run(self, keys: Sequence[str], words: Sequence[Any]) -> Any:
+        """Decide, refund or reset: as lua/driver.lua, with its arguments and replies.
+
+        There are no overrides.
+        """
+        time, operation, unique, cost, *arguments = words
+        now = int(time or local_time_ms())
         with self._lock:
-            rows = [self._check(limit, now, cost) for limit in limits]
-            passes = all(
-                row.allowed or limit.shadow
-                for limit, row in zip(limits, rows, strict=True)
-            )
-            if not (charge and cost and passes):
-                return rows
+            if operation == "reset":
+                return self._reset(keys, now, arguments[::2])
+            if operation == "refund":
+                return self._refund(keys, now, unique, int(cost), arguments)
+            charging = operation == "check"
+            return self._check(keys, now, int(cost), arguments, charging)
 
-            for index, limit in enumerate(limits):
-                if rows[index].allowed:
-                    rows[index] = self._charge(limit, rows[index], now, cost)
+    def _check(
+        self,
+        keys: Sequence[str],
+        now: int,
+        cost: int,
+        words: Sequence[Any],
+        charging: bool,
+    ) -> list[int]:
+        """Decide all policies, and charge all that pass or none."""
+        rows = []
+        passing = []
+        passes = True
+        for key, part in zip(keys, _parts(words, CHECK_SIZE), strict=False):
+            arguments = _script_arguments(part)
+            row = self._row(key, arguments, now, cost)
+            rows.append(row)
+            if row[0]:
+                passing.append((row, key, arguments))
+            elif int(part[5]) == 0:  # not a shadow policy
+                passes = False
+
+        if charging and cost and passes:
+            for row, key, arguments in passing:
+                row[2] -= cost
+                row[4:] = self._charge(key, arguments, now, cost)
             self._evict()
-        return rows
+        return [now, *chain.from_iterable(rows)]
 
-    def _check(self, limit: Limit, now: int, cost: int) -> Row:
-        counter = self._counters.get((limit.arguments.algo, limit.key))
+    def _row(
+        self, key: str, arguments: ScriptArguments, now: int, cost: int
+    ) -> list[int]:
+        """Return what the reply says of a policy that is not charged."""
+        counter = self._counters.get((arguments.algo, key))
         usage = Usage(0, 0, 0)
         if counter is not None:
-            usage = counter.check(limit.arguments, now, cost)
+            usage = counter.check(arguments, now, cost)
 
-        capacity = limit.arguments.capacity
+        capacity = arguments.capacity
         remaining = capacity - usage.units
+        allowed = cost <= remaining
         retry_after = 0
         if cost > capacity:
             retry_after = -1
-        elif cost > remaining:
+        elif not allowed:
             retry_after = usage.wait
-        return Row(
-            int(cost <= remaining),
+        return [
+            int(allowed),
             usage.units,
             max(0, remaining),
             retry_after,
             usage.reset_after,
             capacity,
-            charged_at=-1,
-        )
+            NOT_CHARGED,
+        ]
 
-    def _charge(self, limit: Limit, row: Row, now: int, cost: int) -> Row:
-        arguments = limit.arguments
-        counter = self._counter(arguments.algo, limit.key, now)
+    def _charge(
+        self, key: str, arguments: ScriptArguments, now: int, cost: int
+    ) -> tuple[int, int, int]:
+        """Charge, and return the end of the row."""
+        counter = self._counters.get((arguments.algo, key))
+        if counter is None:
+            counter = ALGORITHMS[arguments.algo].counter()
+            counter.max_entries = self._max_entries
+            self._keep((arguments.algo, key), counter, now)
+
         charged_at = counter.charge(arguments, now, cost)
         reset_after = counter.check(arguments, now, 0).reset_after
         counter.expires_at = now + reset_after
-        return row._replace(
-            remaining=row.remaining - cost,
-            reset_after=reset_after,
-            charged_at=charged_at,
-        )
+        return reset_after, arguments.capacity, charged_at
 
-    def _counter(self, algo: str, key: str, now: int) -> Counter:
-        """Return the counter of a key, which is kept from now on."""
-        counter = self._counters.get((algo, key))
-        if counter is None:
-            counter = ALGORITHMS[algo].counter()
-            counter.max_entries = self._max_entries
-            self._keep(algo, key, counter, now)
-        return counter
+    def _refund(
+        self,
+        keys: Sequence[str],
+        now: int,
+        unique: str,
+        cost: int,
+        words: Sequence[Any],
+    ) -> list[int]:
+        """Take back what a check charged; nothing where its marker is set already."""
+        parts = _parts(words, REFUND_SIZE)
+        if len(keys) > len(parts) and not self._mark(keys[-1], now, int(words[-1])):
+            return []
 
-    def _keep(self, algo: str, key: str, counter: Counter, now: int) -> None:
-        self._counters[algo, key] = counter
-        heapq.heappush(self._queue, (now, (algo, key)))
+        refunded = []
+        for key, part in zip(keys, parts, strict=False):
+            arguments = _script_arguments(part)
+            charged_at = None  # the newest units
+            if unique:
+                charged_at = int(part[5])
+            counter = self._counters.get((arguments.algo, key))
+            units = 0
+            if counter is not None:
+                units = counter.refund(arguments, now, cost, charged_at)
+            refunded.append(units)
+        return refunded
+
+    def _mark(self, key: str, now: int, ttl: int) -> bool:
+        """Set a marker, and return whether it was not set yet."""
+        marker = self._counters.get((MARKER, key))
+        if marker is None:
+            marker = Counter()
+            self._keep((MARKER, key), marker, now)
+        is_new = marker.expires_at <= now
+        if is_new:
+            marker.expires_at = now + ttl
+        self._evict()
+        return is_new
+
+    def _reset(self, keys: Sequence[str], now: int, algorithms: Sequence[str]) -> int:
+        """Delete counters; return how many counted something."""
+        deleted = 0
+        for key in zip(algorithms, keys, strict=True):
+            counter = self._counters.get(key)
+            if counter is not None and counter.expires_at > now:
+                # In its place, as it is in the queue once.
+                self._counters[key] = ALGORITHMS[key[0]].counter()
+                deleted += 1
+        return deleted
+
+    def _keep(self, key: Key, counter: Counter, now: int) -> None:
+        self._counters[key] = counter
+        heapq.heappush(self._queue, (now, key))
 
     def _evict(self) -> None:
         """Drop what expires soonest, until there is room."""
@@ -158,45 +203,6 @@ class ProcessStore:
             else:
                 del self._counters[key]
                 excess -= 1
-
-    def refund(self, charges: Iterable[Charge], now: int, cost: int) -> list[int]:
-        """Take back what a check charged, never more than is still counted.
-
-        Return the units per policy.
-        """
-        with self._lock:
-            return [self._refund(charge, now, cost) for charge in charges]
-
-    def _refund(self, charge: Charge, now: int, cost: int) -> int:
-        counter = self._counters.get((charge.arguments.algo, charge.key))
-        if counter is None:
-            return 0
-        return counter.refund(charge.arguments, now, cost, charge.charged_at)
-
-    def mark(self, key: str, now: int, ttl: int) -> bool:
-        """Set a marker, and return whether it was not set yet."""
-        with self._lock:
-            marker = self._counters.get((MARKER, key))
-            if marker is not None and marker.expires_at > now:
-                return False
-            if marker is None:
-                marker = Counter()
-                self._keep(MARKER, key, marker, now)
-            marker.expires_at = now + ttl
-            self._evict()
-            return True
-
-    def delete(self, counters: Iterable[tuple[str, str]], now: int) -> int:
-        """Reset counters, by algorithm and key; return how many counted something."""
-        deleted = 0
-        with self._lock:
-            for key in counters:
-                counter = self._counters.get(key)
-                if counter is not None and counter.expires_at > now:
-                    # In its place, as it is in the queue once.
-                    self._counters[key] = ALGORITHMS[key[0]].counter()
-                    deleted += 1
-        return deleted
 
 
 process_store = ProcessStore()
@@ -243,50 +249,21 @@ class ProcessServer:
 
 
 def _reply(call: Call) -> Any:
-    """Run a call on the store, as lua/driver.lua does in Redis."""
+    """Read a packed EVALSHA back, and run it on the store."""
     reader = hiredis.Reader(encoding="utf-8")
     reader.feed(call.packed)
     words: Any = reader.gets()
     end_of_keys = 3 + int(words[2])
-    keys = words[3:end_of_keys]
-    time, operation, unique, cost, *arguments = words[end_of_keys:]
-    now = int(time or local_time_ms())
-
-    if operation == "reset":
-        return process_store.delete(zip(arguments[::2], keys, strict=True), now)
-    if operation == "refund":
-        return _refund(keys, now, unique, int(cost), arguments)
-    limits = [
-        Limit(key, _script_arguments(part), part[5] == "1")
-        for key, part in zip(keys, _parts(arguments, CHECK_SIZE), strict=False)
-    ]
-    rows = process_store.check(limits, now, int(cost), charge=operation == "check")
-    return [now, *chain.from_iterable(rows)]
+    return process_store.run(words[3:end_of_keys], words[end_of_keys:])
 
 
-def _refund(
-    keys: Sequence[str], now: int, unique: str, cost: int, arguments: Sequence[str]
-) -> list[int]:
-    charges = []
-    for key, part in zip(keys, _parts(arguments, REFUND_SIZE), strict=False):
-        charged_at = None
-        if unique:
-            charged_at = int(part[5])
-        charges.append(Charge(key, _script_arguments(part), charged_at))
-
-    is_marked = len(keys) > len(charges)
-    if is_marked and not process_store.mark(keys[-1], now, int(arguments[-1])):
-        return []
-    return process_store.refund(charges, now, cost)
-
-
-def _parts(words: Sequence[str], size: int) -> list[Sequence[str]]:
+def _parts(words: Sequence[Any], size: int) -> list[Sequence[Any]]:
     """Return the words of each policy."""
     return [
         words[start : start + size] for start in range(0, len(words) - size + 1, size)
     ]
 
 
-def _script_arguments(words: Sequence[str]) -> ScriptArguments:
+def _script_arguments(words: Sequence[Any]) -> ScriptArguments:
     algo, *numbers = words[:5]
     return ScriptArguments(algo, *map(int, numbers))

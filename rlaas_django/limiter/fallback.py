@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .. import conf
-from ..backend.process_store import Charge, Limit, ProcessStore, Row
+from ..backend.process_store import ProcessStore
 from ..core.decision import Decision, Outcome, passes
-from ..core.policy import Policy
+from ..core.policy import Policy, ScriptArguments
 from ..runtime import process
-from ..runtime.clock import local_time_ms
 from .plan import Check
+from .replies import NOT_CHARGED, ROW
 
 # Retry-After in seconds when a policy fails closed.
 RETRY_AFTER = 1.0
@@ -30,11 +30,14 @@ process.on_fork(local_store.reset)
 class LocalReceipt(NamedTuple):
     """What a check charged in this process, for its refund."""
 
-    charge: Charge
+    key: str
+    arguments: ScriptArguments
     cost: int
+    charged_at: int
 
     def refund(self) -> int:
-        return sum(local_store.refund([self.charge], local_time_ms(), self.cost))
+        words = ("", "refund", "a check", self.cost, *self.arguments, self.charged_at)
+        return sum(local_store.run([self.key], words))
 
 
 def decide_all(check: Check) -> Decision:
@@ -64,41 +67,67 @@ def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> Decision:
         for i, policy in zip(indexes, policies, strict=True)
         if policy.on_failure == "local"
     ]
-    limits = _local_limits(check, counted)
     charge = charge and not fails_closed
-    rows = local_store.check(limits, local_time_ms(), check.cost, charge=charge)
-
-    receipts = []
-    for limit, row in zip(limits, rows, strict=True):
-        if row.charged_at >= 0:
-            charged = Charge(limit.key, limit.arguments, row.charged_at)
-            receipts.append(LocalReceipt(charged, check.cost))
-
-    rows_by_index = dict(zip(counted, rows, strict=True))
+    rows, receipts = _count(check, counted, charge=charge)
     outcomes = []
     for i, policy in zip(indexes, policies, strict=True):
         identity = check.identities[i]
-        if i in rows_by_index:
-            outcomes.append(_counted(policy, identity, rows_by_index[i]))
+        if i in rows:
+            outcomes.append(_counted(policy, identity, rows[i]))
         else:
             outcomes.append(uncounted(policy, identity, degraded=True))
     return Decision(passes(outcomes), tuple(outcomes), receipts)
 
 
-def _counted(policy: Policy, identity: str, row: Row) -> Outcome:
+def _count(
+    check: Check, indexes: Sequence[int], *, charge: bool
+) -> tuple[dict[int, list[int]], list[LocalReceipt]]:
+    """Count policies in this process; return the row of each, and the receipts."""
+    share = conf.config().local_share
+    all_keys = check.policy_set.keys(check.identities)
+    keys = [all_keys[i] for i in indexes]
+    shares = [_share(check.policy_set.arguments[i], share) for i in indexes]
+
+    words: list[Any] = ["", "check" if charge else "peek", "", check.cost]
+    for i, arguments in zip(indexes, shares, strict=True):
+        policy = check.policy_set.policies[i]
+        words += (*arguments, int(policy.shadow), policy.name)
+    reply = local_store.run(keys, words)
+
+    rows = {}
+    receipts = []
+    for n, (i, arguments) in enumerate(zip(indexes, shares, strict=True)):
+        row = reply[ROW * n + 1 : ROW * n + ROW + 1]
+        rows[i] = row
+        charged_at = row[-1]
+        if charged_at != NOT_CHARGED:
+            receipts.append(LocalReceipt(keys[n], arguments, check.cost, charged_at))
+    return rows, receipts
+
+
+def _share(arguments: ScriptArguments, processes: int) -> ScriptArguments:
+    """Return the share of one process, which is one unit at least."""
+    return arguments._replace(
+        limit=max(1, arguments.limit // processes),
+        capacity=max(1, arguments.capacity // processes),
+    )
+
+
+def _counted(policy: Policy, identity: str, row: Sequence[int]) -> Outcome:
     """Return the outcome of a policy that this process counts."""
-    retry_after = row.retry_after / 1000
-    if retry_after < 0:
+    allowed, count, remaining, wait, reset_after, capacity, _ = row
+    retry_after = wait / 1000
+    if wait < 0:
         retry_after = math.inf
     return Outcome(
         policy,
         identity,
-        row.allowed == 1,
-        row.capacity,
-        row.current_count,
-        row.remaining,
+        allowed == 1,
+        capacity,
+        count,
+        remaining,
         retry_after,
-        row.reset_after / 1000,
+        reset_after / 1000,
         policy.window,
         degraded=True,
     )
@@ -123,19 +152,3 @@ def uncounted(policy: Policy, identity: str, *, degraded: bool = False) -> Outco
         ttl=policy.window,
         degraded=degraded,
     )
-
-
-def _local_limits(check: Check, indexes: Sequence[int]) -> list[Limit]:
-    """Return the share of one process of these policies, one unit at least."""
-    share = conf.config().local_share
-    keys = check.policy_set.keys(check.identities)
-    limits = []
-    for i in indexes:
-        arguments = check.policy_set.arguments[i]
-        of_process = arguments._replace(
-            limit=max(1, arguments.limit // share),
-            capacity=max(1, arguments.capacity // share),
-        )
-        shadow = check.policy_set.policies[i].shadow
-        limits.append(Limit(keys[i], of_process, shadow))
-    return limits

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 import tracemalloc
+from typing import NamedTuple
 
 import pytest
 import rlaas_django
@@ -21,10 +22,7 @@ from tests.support.internals import (
     MAX_ENTRIES,
     SLIDING_WINDOW,
     TOKEN_BUCKET,
-    Charge,
-    Limit,
     ProcessStore,
-    Row,
     ScriptArguments,
     UnavailableError,
     backend,
@@ -63,28 +61,43 @@ def bounded() -> ProcessStore:
     return ProcessStore(MAX_ENTRIES)
 
 
-def limit_of(
-    limit: int = 5,
-    window: int = MINUTE,
-    *,
-    algo: str = SLIDING_WINDOW,
-    key: str = "alice",
-    capacity: int | None = None,
-    shadow: bool = False,
-) -> Limit:
-    return Limit(key, ScriptArguments(algo, limit, window, capacity or limit, window), shadow)
+class Limit(NamedTuple):
+    key: str
+    arguments: ScriptArguments
+
+
+class Row(NamedTuple):
+    """What a reply says of a policy."""
+
+    allowed: int
+    current_count: int
+    remaining: int
+    retry_after: int
+    reset_after: int
+    capacity: int
+    charged_at: int
+
+
+def limit_of(limit: int = 5, window: int = MINUTE, *, algo: str = SLIDING_WINDOW, key: str = "alice") -> Limit:
+    return Limit(key, ScriptArguments(algo, limit, window, limit, window))
+
+
+def run(store: ProcessStore, operation: str, limit: Limit, now: int, cost: int) -> Row:
+    _, *row = store.run([limit.key], (now, operation, "", cost, *limit.arguments, 0, "p"))
+    return Row(*row)
 
 
 def charge(store: ProcessStore, limit: Limit, now: int = NOW, cost: int = 1) -> Row:
-    return store.check([limit], now, cost, charge=True)[0]
+    return run(store, "check", limit, now, cost)
 
 
 def look(store: ProcessStore, limit: Limit, now: int = NOW, cost: int = 1) -> Row:
-    return store.check([limit], now, cost, charge=False)[0]
+    return run(store, "peek", limit, now, cost)
 
 
-def charge_of(limit: Limit, row: Row) -> Charge:
-    return Charge(limit.key, limit.arguments, row.charged_at)
+def give_back(store: ProcessStore, limit: Limit, now: int, cost: int, row: Row) -> int:
+    (units,) = store.run([limit.key], (now, "refund", "a check", cost, *limit.arguments, row.charged_at))
+    return units
 
 
 # The same as in Redis
@@ -422,7 +435,7 @@ def test_in_an_outage_a_large_limit_refunds_what_was_charged(bounded):
     rows = [charge(bounded, asked, NOW + i, 3) for i in range(300)]
     assert look(bounded, asked, NOW + 300).current_count == 900
     for row in rows:
-        assert bounded.refund([charge_of(asked, row)], NOW + 300, 3) == [3]
+        assert give_back(bounded, asked, NOW + 300, 3, row) == 3
     assert look(bounded, asked, NOW + 300)[:5] == (1, 0, 1_000, 0, 0)
 
 

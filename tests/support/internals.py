@@ -16,7 +16,7 @@ from rlaas_django.backend.commands import pack
 from rlaas_django.backend.connection import ConnectionOptions
 from rlaas_django.backend.errors import NextAttempt, next_attempt
 from rlaas_django.backend.pool import Pool
-from rlaas_django.backend.process_store import Charge, Limit, ProcessServer, ProcessStore, Row, process_store
+from rlaas_django.backend.process_store import ProcessServer, ProcessStore, process_store
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
 from rlaas_django.backend.server import PAGE_TIMEOUT
 from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
@@ -108,7 +108,6 @@ __all__ = [
     "TOPOLOGY_THREAD",
     "YEAR",
     "Algorithm",
-    "Charge",
     "CircuitBreaker",
     "ClusterTopology",
     "CommandOutput",
@@ -116,7 +115,6 @@ __all__ = [
     "Counter",
     "Decision",
     "EncodedIdentity",
-    "Limit",
     "LineParser",
     "Log",
     "LogRequest",
@@ -131,7 +129,6 @@ __all__ = [
     "Refresher",
     "Replay",
     "RlaasCommand",
-    "Row",
     "ScriptArguments",
     "SentinelTopology",
     "Styled",

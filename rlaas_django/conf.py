@@ -58,10 +58,6 @@ SERVICE_OPTIONS = ("TOKENS", "AUTHENTICATE")
 POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow", "label")
 # What rules and decorators have: a policy says how much, and for whom; they say when.
 OPTIONS_ELSEWHERE = ("method", "cost", "charge_when")
-REDIS_BACKENDS = (
-    "django_redis.cache.RedisCache, django.core.cache.backends.redis.RedisCache or "
-    "django_valkey.cache.ValkeyCache"
-)
 # In TRUSTED_PROXIES: a client of a unix socket, which has no address, is a proxy.
 UNIX = "unix"
 
@@ -153,6 +149,10 @@ def cache_entry(alias: str) -> dict[str, Any]:
 def secret() -> bytes:
     """Return what credentials are digested with."""
     return force_bytes(settings.SECRET_KEY)
+
+
+def debug() -> bool:
+    return bool(settings.DEBUG)
 
 
 def middleware() -> list[str]:

@@ -12,9 +12,7 @@ from functools import lru_cache
 
 MAX_FOLDED = 1_000  # characters; no user name is longer
 
-# In upper case, as no folded text is.
-LONG = "LONG"
-AMBIGUOUS = "AMBIGUOUS"
+LONG = "LONG"  # no folded text is in upper case
 
 # The letter in the name of a character: LATIN SMALL LETTER L WITH STROKE, COMBINING
 # LATIN SMALL LETTER C, LATIN SMALL LETTER DOTLESS I, NEGATIVE SQUARED IC.

@@ -32,11 +32,12 @@ from ..core.keys import (
     key_kind,
 )
 from ..core.policy import KeyFunction
-from ..core.text import AMBIGUOUS, fold
+from ..core.text import fold
 from .proxies import client_address
 from .site_functions import call_key, in_thread
 
 BY_USER = ("user", "user_or_ip")
+AMBIGUOUS = "ambiguous"  # what a field is where it depends on the view
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 UNICODE = ("utf-8", "utf-16", "utf-32")  # and -le, -be, -sig
 
@@ -146,6 +147,8 @@ def _posted(request: HttpRequest, name: str) -> str | None:
     names.discard("")
     if len(names) > 1:
         return AMBIGUOUS
+    if AMBIGUOUS in names:  # somebody's name; no folded text ends in a space
+        return f"{AMBIGUOUS} "
     return next(iter(names), None)
 
 

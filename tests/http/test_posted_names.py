@@ -27,7 +27,7 @@ FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data; boundary=b"
 JSON = "application/json"
 LIMIT = 5
-AMBIGUOUS = "post=AMBIGUOUS"
+AMBIGUOUS = "post=ambiguous"
 
 
 class Body(NamedTuple):

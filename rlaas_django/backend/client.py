@@ -55,7 +55,7 @@ def counts_in_process(alias: str | None = None) -> bool:
     entry = conf.cache_entry(alias or conf.config().cache)
     try:
         backend = import_string(str(entry.get("BACKEND")))
-    except ImportError:
+    except Exception:  # noqa: BLE001  (to make the client says what is wrong)
         return False
     return isinstance(backend, type) and issubclass(backend, _OTHER_BACKENDS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import random
@@ -25,6 +26,7 @@ from tests.support.internals import (
     ProcessStore,
     ScriptArguments,
     UnavailableError,
+    arefund_receipt,
     backend,
     background,
     check_each,
@@ -33,9 +35,11 @@ from tests.support.internals import (
     forget_notice,
     overrides,
     process_store,
+    receipts,
     recorder,
     refund_arguments,
     refund_call,
+    refund_receipt,
     refund_units,
 )
 from tests.support.models import MODELS, random_trace
@@ -220,6 +224,12 @@ def test_a_refund_works_once(in_process, algo):
     decision = check("alice", Policy("p", "5/h", algo=algo), cost=3)
     assert refund(decision)
     assert not refund(decision)
+
+
+def test_a_receipt_is_refunded_once(in_process, algo):
+    receipt = receipts.write(check("alice", Policy("p", "5/h", algo=algo), cost=3))
+    assert [refund_receipt(receipt) for _ in range(2)] == [True, False]
+    assert [asyncio.run(arefund_receipt(receipt)) for _ in range(2)] == [False, False]
 
 
 def test_several_checks_are_decided_in_order(in_process):
@@ -462,8 +472,6 @@ def test_a_full_log_of_a_large_limit_is_decided_quickly(store, size):
 
 
 async def test_tasks_admit_the_limit_and_not_one_more(in_process, algo):
-    import asyncio
-
     policy = Policy("p", "20/h", algo=algo)
     decisions = await asyncio.gather(*[acheck("alice", policy) for _ in range(50)])
     assert sum(decision.allowed for decision in decisions) == 20

@@ -16,7 +16,7 @@ from django.views.decorators.debug import sensitive_variables
 
 from . import conf
 from .http import login
-from .http.attempts import areserve, asettle, begin, name_in, reserve, settle
+from .http.attempts import acharge, asettle, begin, charge, name_in, settle
 from .runtime import registry
 from .runtime.registry import LimitedView
 
@@ -68,7 +68,7 @@ class LoginRateLimitMixin(Backend):
         attempt = begin(self, compare, request, args, kwargs)
         if attempt is None:
             return None
-        reserve(attempt)
+        charge(attempt)
         with attempt.running():
             user = compare(request, *args, **kwargs)
         return settle(attempt, user)
@@ -80,7 +80,7 @@ class LoginRateLimitMixin(Backend):
         attempt = begin(self, compare, request, args, kwargs)
         if attempt is None:
             return None
-        await areserve(attempt)
+        await acharge(attempt)
         with attempt.running():
             user = await compare(request, *args, **kwargs)
         return await asettle(attempt, user)

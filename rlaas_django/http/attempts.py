@@ -38,7 +38,7 @@ from ..limiter import Check, compile_policies
 from ..runtime import log, observers, process
 from . import login
 from .proxies import client_address
-from .request_state import Charge, RequestState
+from .request_state import Charge
 from .trusted_credentials import digest_of, trusted
 
 SOURCE = "login"  # of attempts without a request, in the statistics and the log
@@ -69,7 +69,7 @@ class Attempt:
     def __init__(self, backend: Any, request: Any, credentials: Credentials) -> None:
         self.backend = backend  # the one that compares now, or did last
         self.credentials = credentials
-        self.digest = b""
+        self.digest = ""
         self.is_counted = False
         self.is_trusted = False
         self.is_running = False
@@ -150,8 +150,6 @@ class Attempt:
         self.credentials = {}  # the context keeps this attempt until the next one
         if self._logins is not None:
             self._logins.note(decision)
-        elif self.request is not None:
-            _observe(self.request, decision)
         else:
             observers.observe(decision, SOURCE)
 
@@ -163,8 +161,9 @@ class Attempt:
             log.refusal(strictest(exceeding), method, path, block=True)
 
     def require_allowed(self) -> None:
-        """Raise PermissionDenied for a refusal: Django tries no further backend."""
+        """Raise PermissionDenied for a refusal."""
         if self.decision is not None and not self.decision.allowed:
+            _current.set(None)
             login.refused.set(self._logins)
             raise PermissionDenied("Too many attempts to log in.")
 
@@ -172,7 +171,7 @@ class Attempt:
         """Note that the credentials are wrong; if they were trusted, they count now."""
         if self.is_trusted:
             self.is_trusted = False
-            trusted.remove(self.digest)
+            trusted.delete(self.digest)
 
     def succeed(self) -> list[Decision]:
         """Note that the credentials are right, and return what is to be refunded."""
@@ -182,7 +181,7 @@ class Attempt:
             return []
 
         _current.set(None)
-        trusted.add(self.digest, type(self.backend))
+        trusted.set(self.digest, _path(self.backend))
         return [] if self.decision is None else [self.decision]
 
     def note_refund(self) -> None:
@@ -226,25 +225,13 @@ def begin(
         if current.continues_with(backend):
             return current
 
-    trusted_backend = trusted.find(attempt.digest)
-    attempt.is_trusted = trusted_backend is type(backend)
+    trusted_backend = trusted.get(attempt.digest)
+    attempt.is_trusted = trusted_backend == _path(backend)
     # Another one that they were right for comes later, and counts them if need be.
     attempt.is_counted = trusted_backend is None or attempt.is_trusted
     if attempt.is_counted:
         _current.set(attempt)
     return attempt
-
-
-def reserve(attempt: Attempt) -> None:
-    """Charge an attempt if it is due; PermissionDenied if it is refused."""
-    _charge(attempt)
-    attempt.require_allowed()
-
-
-async def areserve(attempt: Attempt) -> None:
-    """As `reserve`, natively async."""
-    await _acharge(attempt)
-    attempt.require_allowed()
 
 
 def settle(attempt: Attempt, user: Any) -> Any:
@@ -254,7 +241,7 @@ def settle(attempt: Attempt, user: Any) -> Any:
     """
     if user is None:
         attempt.fail()
-        _charge(attempt)
+        charge(attempt)
         return None
     for decision in attempt.succeed():
         with suppress(UnavailableError):  # what was charged ends with its window
@@ -267,7 +254,7 @@ async def asettle(attempt: Attempt, user: Any) -> Any:
     """As `settle`, natively async."""
     if user is None:
         attempt.fail()
-        await _acharge(attempt)
+        await acharge(attempt)
         return None
     for decision in attempt.succeed():
         with suppress(UnavailableError):
@@ -276,8 +263,11 @@ async def asettle(attempt: Attempt, user: Any) -> Any:
     return user
 
 
-def _charge(attempt: Attempt) -> None:
-    """Check an attempt if it is due, and charge it if it is allowed."""
+def charge(attempt: Attempt) -> None:
+    """Charge an attempt if it is due; PermissionDenied if it is refused.
+
+    Then Django tries no further backend.
+    """
     if not attempt.is_due:
         return
     check = attempt.plan(attempt.backend.get_user_id(attempt.credentials))
@@ -287,9 +277,11 @@ def _charge(attempt: Attempt) -> None:
         signals.send(
             signals.rate_limited, request=attempt.request, decision=attempt.decision
         )
+    attempt.require_allowed()
 
 
-async def _acharge(attempt: Attempt) -> None:
+async def acharge(attempt: Attempt) -> None:
+    """As `charge`, natively async."""
     if not attempt.is_due:
         return
     get_user_id = sync_to_async(attempt.backend.get_user_id)
@@ -300,6 +292,7 @@ async def _acharge(attempt: Attempt) -> None:
         await signals.asend(
             signals.rate_limited, request=attempt.request, decision=attempt.decision
         )
+    attempt.require_allowed()
 
 
 @sensitive_variables()
@@ -341,13 +334,8 @@ def name_in(credentials: Credentials) -> Any:
     return None
 
 
-def _observe(request: Any, decision: Decision) -> None:
-    """Pass an attempt outside of all limits to the observers."""
-    state = RequestState(request)
-    state.add(decision)
-    if not decision.allowed:
-        state.refusal = decision
-    state.observe()
+def _path(backend: Any) -> str:
+    return f"{type(backend).__module__}.{type(backend).__qualname__}"
 
 
 def _is_of_one_client(address: str) -> bool:

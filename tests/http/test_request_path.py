@@ -40,8 +40,9 @@ def test_an_allowed_request_crosses_few_modules_and_functions(monkeypatch):
     monkeypatch.setattr(login_module, "watches_all", False)  # as on a site without `rlaas_django.auth`
     view = rate_limit("100/m", key="ip")(ok)
     view(RequestFactory().get("/"))  # connects, loads the script, compiles the policy
-    # The shortest of a few: after a pause of the process, a connection is examined before it is used.
-    crossed = min((functions_crossed(view, RequestFactory().get("/")) for _ in range(20)), key=len)
+    crossed = functions_crossed(view, RequestFactory().get("/"))
+    # After a pause, such as those of a busy machine, a connection is examined before it is used.
+    crossed = [function for function in crossed if function != ("backend/connection.py", "HeldConnection.is_stale")]
     modules = list(dict.fromkeys(module for module, _ in crossed))
     listing = "\n".join(f"  {module}: {name}" for module, name in crossed)
     counts = f"{len(modules)} modules (at most {MOST_MODULES}), {len(crossed)} functions (at most {MOST_FUNCTIONS})"

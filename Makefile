@@ -4,14 +4,15 @@ BIN = $(VENV)/bin
 # One process per core, each with a Redis of its own; the tests of a file stay in one process.
 PARALLEL = -n auto --maxprocesses 4 --dist loadfile
 
-# $(call debian,curl): install the Debian package of a command, unless the command is there.
+# $(call debian,curl): install the Debian package of a command, unless the command is there;
+# $(call debian,mariadb,mariadb-client-core): packages of another name.
 define debian
 command -v $(1) >/dev/null 2>&1 || { \
 	  command -v apt-get >/dev/null 2>&1 \
 	    || { echo "There is no $(1) on PATH, and no apt-get to install it with: please install it." >&2; exit 1; }; \
 	  echo "Installing $(1) ..."; \
 	  if [ "$$(id -u)" != 0 ]; then sudo=sudo; else sudo=; fi; \
-	  $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends $(1); \
+	  $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends $(or $(2),$(1)); \
 	}
 endef
 
@@ -52,6 +53,7 @@ test: $(VENV)/.installed ## Run the tests of every behaviour, on a real server, 
 
 test-all: $(VENV)/.installed ## Add the long tier: faults, forks, Cluster, Sentinel, load, fuzz, every kind of view
 	-@$(call debian,curl)
+	-@$(call debian,mariadb-install-db,mariadb-server-core mariadb-client-core)
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 browser: $(VENV)/.installed ## Try the demo and the admin in a real Chromium

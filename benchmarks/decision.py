@@ -55,7 +55,7 @@ class Results(NamedTuple):
 
 def decision(effort: Effort) -> Findings:
     """Time of one decision, with the figures for headers, as a multiple of redis-py's `ping()` beside it"""
-    everyone = field(effort, peers.WITHOUT_FIGURES, *ours.BY_REDIS_PY, CONTROL)
+    everyone = field(effort, peers.WITHOUT_FIGURES, *ours.BY_REDIS_PY, ours.IN_PROCESS, CONTROL)
     cases = [
         Case(policies, limit, refused)
         for policies, limit, refused in itertools.product((1, 3), (5, 1_000), (False, True))

@@ -11,6 +11,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 from rlaas_django import Decision, Policy, check
+from rlaas_django.limiter import compile_policies
 
 from . import server
 from .contender import BESIDE, OURS, Answer, Ask, Contender, Rate
@@ -48,6 +49,16 @@ def build(algo: str, rates: Sequence[Rate]) -> Ask:
 
     def ask(identity: str) -> Answer:
         return figures(check(identity, policy))
+
+    return ask
+
+
+def build_in_process(algo: str, rates: Sequence[Rate]) -> Ask:
+    """By a cache that is not on Redis, where each process counts by itself."""
+    policy = policies(algo, rates)
+
+    def ask(identity: str) -> Answer:
+        return figures(check(identity, compile_policies(policy, "process")))
 
     return ask
 
@@ -105,6 +116,12 @@ CONTENDERS = [
     Contender(f"rlaas_django, {algo}", OURS, "`check()`", partial(build, algo), algo in (COUNTER, FIXED))
     for algo in ALGORITHMS
 ]
+IN_PROCESS = Contender(
+    f"rlaas_django without Redis, {DEFAULT}",
+    BESIDE,
+    "`check()`, counted in the process",
+    partial(build_in_process, DEFAULT),
+)
 BY_REDIS_PY = [
     Contender(
         f"the script of {algo} by redis-py",

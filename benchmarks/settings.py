@@ -44,7 +44,8 @@ CACHES = {
         "BACKEND": "django_redis.cache.RedisCache",
         "LOCATION": REDIS_URL,
         "OPTIONS": {"SOCKET_TIMEOUT": 20, "SOCKET_CONNECT_TIMEOUT": 20},
-    }
+    },
+    "process": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
 }
 
 RATE_LIMITER: dict[str, object] = {"TIMEOUT": 5}  # a slow moment of the machine is no outage

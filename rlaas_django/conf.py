@@ -9,7 +9,7 @@ import ipaddress
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -26,6 +26,9 @@ from django.utils.module_loading import import_string
 from .core.algorithms import SLIDING_WINDOW, is_algorithm
 from .core.callers import Service, parse_tokens
 from .core.keys import Encoding
+from .core.login import DEFAULTS as LOGIN_DEFAULTS
+from .core.login import LoginPolicies, parse_login
+from .core.options import ACCEPTED, PROXY_HEADERS
 from .core.policy import DEFAULT, Policy, PolicyError, nearest, shown, unknown_algorithm
 from .core.rules import Rule, parse_rule, refuse_unknown
 from .runtime import log, process
@@ -49,58 +52,15 @@ DEFAULTS: dict[str, Any] = {
     "RESPONSE": None,
     "LOG_LINES_PER_SECOND": 10,
     "SERVICE": {},
+    "LOGIN": LOGIN_DEFAULTS,
 }
 SERVICE_OPTIONS = ("TOKENS", "AUTHENTICATE")
 POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow", "label")
 # What rules and decorators have: a policy says how much, and for whom; they say when.
 OPTIONS_ELSEWHERE = ("method", "cost", "charge_when")
-HEADER_FAMILIES = ("RateLimit", "X-RateLimit")
-REDIS_BACKENDS = (
-    "django_redis.cache.RedisCache, django.core.cache.backends.redis.RedisCache or "
-    "django_valkey.cache.ValkeyCache"
-)
-PROXY_HEADERS = {
-    None: ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED"),  # the first that is there
-    "X-Forwarded-For": ("HTTP_X_FORWARDED_FOR",),
-    "Forwarded": ("HTTP_FORWARDED",),
-}
 # In TRUSTED_PROXIES: a client of a unix socket, which has no address, is a proxy.
 UNIX = "unix"
 
-
-def _whole_number(least: int, most: int) -> tuple[Callable[[Any], bool], str]:
-    def is_valid(value: Any) -> bool:
-        return type(value) is int and least <= value <= most
-
-    return is_valid, f"be {least} to {most}"
-
-
-def _is_timeout(value: Any) -> bool:
-    return type(value) in (int, float) and 0.001 <= value <= 60
-
-
-def _are_headers(value: Any) -> bool:
-    if not isinstance(value, (list, tuple)):
-        return False
-    return all(family in HEADER_FAMILIES for family in value)
-
-
-_BOOLEAN = (lambda value: type(value) is bool), "be True or False"
-_ACCEPTED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "ENABLED": _BOOLEAN,
-    "LOCAL_REFUSALS": _BOOLEAN,
-    "IPV6_PREFIX": _whole_number(1, 128),
-    "LOG_LINES_PER_SECOND": _whole_number(0, 1_000_000),
-    "LOCAL_SHARE": _whole_number(1, 1_000_000),
-    "LOCAL_IDENTITIES": _whole_number(1, 10_000_000),
-    "TIMEOUT": (_is_timeout, "be 0.001 to 60 seconds"),
-    "CACHE": (lambda value: isinstance(value, str), "be text"),
-    "PROXY_HEADER": (
-        lambda value: value in [*PROXY_HEADERS],
-        "be 'X-Forwarded-For', 'Forwarded' or None",
-    ),
-    "HEADERS": (_are_headers, f"list some of {list(HEADER_FAMILIES)}"),
-}
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -148,12 +108,14 @@ class Config:
     policies: Mapping[str, Policy]  # the default policy among them
     rules: tuple[Rule, ...]
     proxies: tuple[Network | str, ...]
+    proxies_are_known: bool  # also where there are none
     proxy_headers: tuple[str, ...]  # as META names them
     encoding: Encoding
     headers: frozenset[str]
     response: Any
     log_lines: int
     service: Service
+    login: LoginPolicies
     derived: Derived = field(default_factory=Derived, repr=False, compare=False)
     pid: int = field(default_factory=os.getpid, repr=False, compare=False)
 
@@ -187,6 +149,10 @@ def cache_entry(alias: str) -> dict[str, Any]:
 def secret() -> bytes:
     """Return what credentials are digested with."""
     return force_bytes(settings.SECRET_KEY)
+
+
+def debug() -> bool:
+    return bool(settings.DEBUG)
 
 
 def middleware() -> list[str]:
@@ -286,6 +252,7 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
     proxies = tuple(_proxies(options["TRUSTED_PROXIES"], problems))
     response = _imported("RATE_LIMITER['RESPONSE']", options["RESPONSE"], problems)
     service = _service(options["SERVICE"], policies, problems)
+    login = _login(options["LOGIN"], policies, problems)
     if problems:
         return None
 
@@ -300,12 +267,14 @@ def read(value: Any, problems: list[Problem]) -> Config | None:
         policies=policies,
         rules=rules,
         proxies=proxies,
+        proxies_are_known=options["TRUSTED_PROXIES"] is not None,
         proxy_headers=PROXY_HEADERS[options["PROXY_HEADER"]],
         encoding=Encoding(options["IPV6_PREFIX"], secret),
         headers=frozenset(options["HEADERS"]),
         response=response,
         log_lines=options["LOG_LINES_PER_SECOND"],
         service=service,
+        login=login,
     )
 
 
@@ -323,7 +292,7 @@ def _problems(options: Mapping[str, Any]) -> Iterator[Problem]:
     if not is_algorithm(algo):
         yield Problem("E002", f"RATE_LIMITER['USE_ALGO']: {unknown_algorithm(algo)}")
 
-    for key, (is_valid, expected) in _ACCEPTED.items():
+    for key, (is_valid, expected) in ACCEPTED.items():
         if not is_valid(options[key]):
             value = shown(options[key])
             yield Problem(
@@ -428,6 +397,16 @@ def _service(
         f"{where}['AUTHENTICATE']", options.get("AUTHENTICATE"), problems
     )
     return Service(digests, authenticate)
+
+
+def _login(
+    value: Any, policies: Mapping[str, Policy], problems: list[Problem]
+) -> LoginPolicies:
+    try:
+        return parse_login(value, policies)
+    except PolicyError as error:
+        problems.append(Problem("E021", f"RATE_LIMITER['LOGIN']: {error}"))
+        return {}
 
 
 def _imported(where: str, value: Any, problems: list[Problem]) -> Any:

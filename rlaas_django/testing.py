@@ -43,9 +43,11 @@ def reset() -> None:
 def reset_all() -> None:
     """Reset the process, and delete the counters, overrides and statistics in Redis.
 
-    The site's own keys stay.
+    The site's own keys stay. Without Redis, the counters are in the process.
     """
     reset()
+    if backend.counts_in_process():
+        return
     for keys in backend.scan(KEYS):
         backend.run_commands([("DEL", key) for key in keys])
 

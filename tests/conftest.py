@@ -125,10 +125,17 @@ def server(request, configure):
     return redis_client(request.param)
 
 
+@pytest.fixture(params=["default", "fakeredis", "locmem"])
+def store(request, configure) -> str:
+    """What counts: a real server, fakeredis, and this process. For tests that do not look into Redis."""
+    configure(CACHE=request.param)
+    return request.param
+
+
 # For a test whose many checks take seconds on fakeredis, which is Python: there in the long tier alone.
-fakeredis_is_slow = pytest.mark.parametrize(
-    "server", ["default", pytest.param("fakeredis", marks=pytest.mark.slow)], indirect=True
-)
+_fakeredis = pytest.param("fakeredis", marks=pytest.mark.slow)
+fakeredis_is_slow = pytest.mark.parametrize("server", ["default", _fakeredis], indirect=True)
+fakeredis_store_is_slow = pytest.mark.parametrize("store", ["default", _fakeredis, "locmem"], indirect=True)
 
 
 @pytest.fixture

@@ -85,6 +85,10 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 is_permitted = self.has_change_permission
             if not is_permitted(request):
                 raise PermissionDenied
+            if backend.counts_in_process():
+                return self._render(
+                    request, "without_redis", {"title": _("Rate limits")}
+                )
 
             try:
                 return view(request, **kwargs)
@@ -277,6 +281,9 @@ class RateLimitsOfUser:
         identity = EncodedIdentity(encode(str(user.pk)))
         page = _url(self.admin_site, "identity", id=identity)
         context: dict[str, Any] = {"page": page}
+        template = "rlaas_django/admin/user.html"
+        if backend.counts_in_process():
+            return render_to_string(template, {"without_redis": True})
 
         try:
             rows = usage.identity_rows(identity)
@@ -287,7 +294,7 @@ class RateLimitsOfUser:
                 row for row in rows if row.outcome.current_count or row.override
             ]
 
-        return render_to_string("rlaas_django/admin/user.html", context)
+        return render_to_string(template, context)
 
 
 def _operator(request: HttpRequest) -> actions.Operator:

@@ -5,12 +5,13 @@ Only this package imports redis-py.
 
 from .client import (
     connection_options,
+    counts_in_process,
     redis_client,
     registered_scripts,
     topology,
 )
 from .commands import Call, script_call
-from .errors import UnavailableError
+from .errors import NoRedisError, UnavailableError, not_on_redis
 from .execution import (
     aexecute,
     aexecute_each,
@@ -31,16 +32,19 @@ from .topology import Topology
 
 __all__ = [
     "Call",
+    "NoRedisError",
     "Server",
     "Topology",
     "UnavailableError",
     "aexecute",
     "aexecute_each",
     "connection_options",
+    "counts_in_process",
     "encryption",
     "eviction_policy",
     "execute",
     "execute_each",
+    "not_on_redis",
     "redis_client",
     "registered_scripts",
     "run_commands",

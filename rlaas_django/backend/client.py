@@ -9,6 +9,11 @@ from typing import Any
 
 import redis
 from django.core.cache import caches
+from django.core.cache.backends.db import BaseDatabaseCache
+from django.core.cache.backends.dummy import DummyCache
+from django.core.cache.backends.filebased import FileBasedCache
+from django.core.cache.backends.locmem import LocMemCache
+from django.core.cache.backends.memcached import BaseMemcachedCache
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from django_redis import get_redis_connection
@@ -22,9 +27,37 @@ from .connection import (
     ConnectionOptions,
     timeouts,
 )
+from .process_store import ProcessServer
 from .scripts import SCRIPTS
 from .server import Server
 from .topology import ClusterTopology, SentinelTopology, Topology
+
+REDIS_BACKENDS = (
+    "django_redis.cache.RedisCache, django.core.cache.backends.redis.RedisCache or "
+    "django_valkey.cache.ValkeyCache"
+)
+# Those of Django that are not on Redis.
+_OTHER_BACKENDS = (
+    BaseDatabaseCache,
+    BaseMemcachedCache,
+    DummyCache,
+    FileBasedCache,
+    LocMemCache,
+)
+
+
+def counts_in_process(alias: str | None = None) -> bool:
+    """Return whether decisions by a cache are counted in this process.
+
+    By default the cache is RATE_LIMITER['CACHE']. They are where its backend is one of
+    Django's own that is not Redis; whatever else is wrong with a cache is an error.
+    """
+    entry = conf.cache_entry(alias or conf.config().cache)
+    try:
+        backend = import_string(str(entry.get("BACKEND")))
+    except Exception:  # noqa: BLE001  (to make the client says what is wrong)
+        return False
+    return isinstance(backend, type) and issubclass(backend, _OTHER_BACKENDS)
 
 
 def redis_client(alias: str) -> Any:
@@ -42,9 +75,7 @@ def redis_client(alias: str) -> Any:
 
     if not isinstance(client, (redis.Redis, redis.RedisCluster)):
         raise ImproperlyConfigured(
-            f"RATE_LIMITER['CACHE'] names {alias!r}, whose backend "
-            f"{entry.get('BACKEND')!r} gives no Redis client; "
-            f"use {conf.REDIS_BACKENDS}."
+            f"{entry.get('BACKEND')!r} gives no Redis client; use {REDIS_BACKENDS}."
         )
     return client
 
@@ -78,6 +109,9 @@ def topology(alias: str | None = None) -> Topology:
 
 def _make_topology(alias: str, timeout: float) -> Topology:
     """Return where the servers of a cache are, with connections of their own."""
+    if counts_in_process(alias):
+        server: Any = ProcessServer(alias, timeout)
+        return Topology(server, timeout)
     if nodes := _cluster_nodes(alias):
         return _cluster(nodes, timeout)
 

@@ -33,6 +33,21 @@ class UnavailableError(LoggedError):
     """
 
 
+def not_on_redis(alias: str) -> str:
+    """Return what operators should know of a cache that counts in the process."""
+    return (
+        f"CACHES[{alias!r}] is not on Redis: each process counts by itself; "
+        "configure Redis for more than one process."
+    )
+
+
+class NoRedisError(UnavailableError):
+    """The cache is not on Redis, which the call needs."""
+
+    def __init__(self, alias: str) -> None:
+        super().__init__(f"This needs Redis. {not_on_redis(alias)}")
+
+
 class PoolExhaustedError(exceptions.ConnectionError):
     """All connections were in use for too long.
 

@@ -1,3 +1,3 @@
 """The system checks, by what they look at; importing this package registers them."""
 
-from . import server, settings, views  # noqa: F401
+from . import login, server, settings, views  # noqa: F401

@@ -86,6 +86,8 @@ def check_eviction(**_: Any) -> list[checks.CheckMessage]:
 
 def _can_connect() -> bool:
     try:
+        if backend.counts_in_process():
+            return False
         return conf.config().enabled and backend.topology() is not None
     except Exception:  # noqa: BLE001  (`check_settings` reports what is wrong)
         return False

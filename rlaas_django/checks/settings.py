@@ -96,6 +96,37 @@ def check_shared_cache(**_: Any) -> list[checks.CheckMessage]:
     return as_messages([problem])
 
 
+@checks.register("caches", deploy=True)
+def check_deployed_store(**_: Any) -> list[checks.CheckMessage]:
+    """Report a deployment whose decisions are counted in each process."""
+    config = conf.read(conf.raw(), [])
+    if config is None or not _counts_in_process(config.cache):
+        return []
+
+    problem = Problem(
+        "E017",
+        "A deployment without Redis admits each limit once per process, and again "
+        "after each restart.",
+        _redis_entry(config.cache),
+    )
+    return as_messages([problem])
+
+
+def _counts_in_process(alias: str) -> bool:
+    try:
+        return backend.counts_in_process(alias)
+    except ImproperlyConfigured:  # `_cache_problems` reports it
+        return False
+
+
+def _redis_entry(alias: str) -> str:
+    return (
+        f'CACHES = {{"{alias}": {{"BACKEND": "django_redis.cache.RedisCache", '
+        '"LOCATION": "redis://127.0.0.1:6379/0", "OPTIONS": {"SOCKET_TIMEOUT": 0.25, '
+        '"SOCKET_CONNECT_TIMEOUT": 0.25}}}'
+    )
+
+
 def as_messages(problems: Iterable[Problem]) -> list[checks.CheckMessage]:
     """Return problems as Django reports them, each once."""
     classes = {"E": checks.Error, "W": checks.Warning}
@@ -183,13 +214,17 @@ def _cache_problems(config: conf.Config) -> Iterator[Problem]:
         yield Problem("E005", str(error))
         return
 
+    if backend.counts_in_process(alias):
+        yield Problem("W016", backend.not_on_redis(alias), _redis_entry(alias))
+        return
+
     try:
         options = backend.connection_options(alias)
     except Exception as error:  # noqa: BLE001  (cache backends raise what they like)
         yield Problem(
             "E007",
-            "RATE_LIMITER['CACHE'] should name a cache on Redis; "
-            f"{alias!r} is not: {error}",
+            f"The limiter cannot use CACHES[{alias!r}]: {error}",
+            _redis_entry(alias),
         )
 
         return

@@ -2,13 +2,21 @@
 
 There is a record of each, with all that Python code knows about it.
 
-To add one takes a record here, a Lua file, and a model in the tests. In the process a
-sliding log counts for it, or a token bucket where a burst is set.
+To add one takes a record here, a Lua file, a class that counts in the process, and a
+model in the tests.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from .counters import (
+    Counter,
+    FixedWindow,
+    SlidingLog,
+    SlidingWindowCounter,
+    TokenBucket,
+)
 
 FIXED_WINDOW = "fixed-window-algo"
 SLIDING_WINDOW = "sliding-window-algo"
@@ -33,6 +41,7 @@ class Algorithm:
     label: str
     choose_when: str
     lua: str  # its file in lua/, without the ending
+    counter: type[Counter]  # what counts alike in the process
 
     # What the key of a counter ends in. Where another window would give the state
     # another meaning, the window is in the ending, so that changing the window
@@ -69,6 +78,7 @@ ALGORITHMS = {
             choose_when="it takes the least memory, but admits up to twice the limit "
             "around a boundary",
             lua="fixed_window",
+            counter=FixedWindow,
             ttl_windows=1,
             is_aligned=True,
             demand="fixed",
@@ -78,6 +88,7 @@ ALGORITHMS = {
             label=gettext_noop("sliding window"),
             choose_when="exact, and its entries can be read with redis-cli",
             lua="sliding_window",
+            counter=SlidingLog,
             bytes_per_unit=120,  # of a ZSET past 128 entries, as MEMORY USAGE counts
             # It writes an entry per unit, and 100,000 of them keep Redis from other
             # calls for 183 ms.
@@ -89,6 +100,7 @@ ALGORITHMS = {
             label=gettext_noop("sliding window, compact"),
             choose_when="exact, and it takes the least memory of the exact ones",
             lua="sliding_window_compact",
+            counter=SlidingLog,
             key_ending=":log",
             bytes_per_unit=2,
         ),
@@ -97,6 +109,7 @@ ALGORITHMS = {
             label=gettext_noop("sliding window counter"),
             choose_when="approximate, but its memory does not grow with the limit",
             lua="sliding_window_counter",
+            counter=SlidingWindowCounter,
             key_ending=":counter-{window}",
             demand="counter",
         ),
@@ -106,6 +119,7 @@ ALGORITHMS = {
             choose_when="its memory does not grow with the limit; it admits a burst, "
             "and then a steady rate",
             lua="token_bucket",
+            counter=TokenBucket,
             key_ending=":bucket-{window}",
             has_burst=True,
         ),

@@ -23,6 +23,10 @@ OVERRIDE_PREFIX = "rlaas:override:"
 GLOBAL = "global"  # the identity of all clients together
 # The kind of an identity that stands for all addresses of a network, in overrides.
 NETWORK = "net"
+# The kinds of identities that log in: a user at an address, and a name that no user
+# has, as a digest, with or without an address.
+LOGIN = "login"
+UNKNOWN_NAME = "name"
 MAX_LENGTH = 128  # of an encoded identity; a longer one is hashed
 
 Name = str | int | UUID
@@ -177,6 +181,15 @@ def encode_user(name: str) -> str:
     if name == GLOBAL:
         return "%67lobal"
     return encode(name)
+
+
+def encode_login(kind: str, name: str, address: str) -> str:
+    """Return the encoded identity of a name at an address, which is encoded.
+
+    >>> encode_login("login", "42", "ip=203.0.113.9")
+    'login=42@203.0.113.9'
+    """
+    return f"{kind}={encode(name)}@{address.removeprefix('ip=')}"
 
 
 def encode(text: str) -> str:

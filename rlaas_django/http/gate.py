@@ -49,7 +49,7 @@ class Gate:
     decision: Decision | None = None  # what these limits checked
     exceeded: bool = False
     log_suppressed: bool = False
-    attempt: login.Attempt | None = None  # to log in, for `charge_when`
+    logins: login.Logins | None = None  # where these limits watch them
 
 
 def enter(
@@ -189,8 +189,8 @@ def decide(gate: Gate, decision: Decision | None) -> Decision | None:
     if gate.names:
         checked = [name for name in gate.names if name in state.outcomes]
         decision = combine(state.outcomes[name] for name in checked)
-    if gate.compiled.charge_when is not None:
-        gate.attempt = login.watch()
+    if login.watches_all or gate.compiled.charge_when is not None:
+        gate.logins = login.watch(state)
 
     if decision is None or decision.allowed or not gate.limits.block:
         return None
@@ -220,6 +220,9 @@ def finish(gate: Gate, response: Any) -> Any:
         return response
     if gate.compiled.charge_when is not None:
         refund(gate, uncounted_charges(gate, response))
+    if gate.logins is not None and gate.logins.is_refused:
+        refusal = refuse_login(gate)
+        response = respond(gate.compiled.response, gate.request, refusal)
     if gate.state.depth == 1:
         add_headers(response.headers, gate.state.decision)
     return response
@@ -231,6 +234,9 @@ async def _afinish(gate: Gate, response: Any) -> Any:
         return response
     if gate.compiled.charge_when is not None:
         await _arefund(gate, uncounted_charges(gate, response))
+    if gate.logins is not None and gate.logins.is_refused:
+        refusal = refuse_login(gate)
+        response = await arespond(gate.compiled.response, gate.request, refusal)
     if gate.state.depth == 1:
         add_headers(response.headers, gate.state.decision)
     return response
@@ -275,12 +281,19 @@ def leave(gate: Gate) -> None:
     """
     state = gate.state
     del state.charges[gate.outer_charges :]
-    if gate.attempt is not None:
-        login.unwatch(gate.attempt)
+    if gate.logins is not None:
+        login.unwatch(gate.logins)
     # Limits inside may not have been left: a framework's view was cancelled.
     state.depth = gate.outer_depth
     if state.depth == 0:
         state.observe()
+
+
+def refuse_login(gate: Gate) -> Decision:
+    """Return why the request is refused: too many wrong passwords (auth.py)."""
+    refusal: Decision = gate.logins.refusal  # type: ignore[union-attr, assignment]
+    gate.state.refusal = refusal
+    return refusal
 
 
 def open_charges(gate: Gate) -> list[Charge]:

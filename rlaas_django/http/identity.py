@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from io import BytesIO
 from typing import Any
 
-from django.core.exceptions import RequestDataTooBig
-from django.http import HttpRequest, RawPostDataException, UnreadablePostError
+from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
+from django.http import (
+    HttpRequest,
+    QueryDict,
+    RawPostDataException,
+    UnreadablePostError,
+)
+from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.utils.functional import SimpleLazyObject
 
 from .. import conf
@@ -28,6 +37,9 @@ from .proxies import client_address
 from .site_functions import call_key, in_thread
 
 BY_USER = ("user", "user_or_ip")
+AMBIGUOUS = "ambiguous"  # what a field is where it depends on the view
+FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+UNICODE = ("utf-8", "utf-16", "utf-32")  # and -le, -be, -sig
 
 # RFC 9110: what a credential is written in.
 _token68 = re.compile(r"([A-Za-z0-9._~+/-]+)=*").fullmatch
@@ -115,42 +127,83 @@ def _credential_name(auth: Any) -> Name | None:
 
 
 def _posted(request: HttpRequest, name: str) -> str | None:
-    """Return a field of the form, or of a JSON object, folded as user names are."""
+    """Return a field of the form, or of a JSON object, folded as user names are.
+
+    One text for all requests in which it depends on the view what the field is.
+    """
     data = getattr(request, "data", None)  # of a framework that has read the body
+    values: list[Any] | None = []
     if data is None:
         try:
-            data = _form_or_json(request, name)
+            values = _read_body(request, name)
         except UnreadablePostError:
             return None  # it is the view's error, if it reads the body
+    elif isinstance(data, Mapping):
+        values = [data.get(name)]
+    if values is None:
+        return AMBIGUOUS
 
-    value = None
-    if isinstance(data, Mapping):
-        value = data.get(name)
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        return None  # a list, say, which no view takes for a user name
-    return fold(str(value)) or None
+    names = {fold(str(value)) for value in values if _is_posted_name(value)}
+    names.discard("")
+    if len(names) > 1:
+        return AMBIGUOUS
+    if AMBIGUOUS in names:  # somebody's name; no folded text ends in a space
+        return f"{AMBIGUOUS} "
+    return next(iter(names), None)
 
 
-def _form_or_json(request: HttpRequest, name: str) -> Any:
-    """Return the form that has this field, otherwise the body as JSON.
+def _is_posted_name(value: object) -> bool:
+    """Return whether a view may take a value for a name; not a list, say."""
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
 
-    JSON whatever the client calls it: there are views that do not look at the content
-    type either.
-    """
-    if name in request.POST:
-        return request.POST
-    try:
+
+def _read_body(request: HttpRequest, name: str) -> list[Any] | None:
+    """Return what views find under a name; None where it may be anything."""
+    body: bytes | None = None
+    # Before the form, so that the view can still read it in its own way.
+    with suppress(RawPostDataException, RequestDataTooBig):
         body = request.body  # up to DATA_UPLOAD_MAX_MEMORY_SIZE
-        return _parse_json(body, request.encoding or "utf-8")
-    except (ValueError, RecursionError, RawPostDataException, RequestDataTooBig):
+    if body != b"" and not _is_plain(request):
         return None
+    return [*_form(request, body).getlist(name), *_json_values(body, name)]
 
 
-def _parse_json(body: bytes, encoding: str) -> Any:
+def _is_plain(request: HttpRequest) -> bool:
+    """Return whether all views agree on the media type and on the charset.
+
+    REST framework's first parser takes the type */*. RFC 8259 has JSON in UTF-8, and
+    parsers detect UTF-16 and UTF-32; a form has no charset.
+    """
+    charset = codecs.lookup(request.encoding or "utf-8").name
+    if request.content_type in FORMS:
+        return charset == "utf-8"
+    return "*" not in str(request.content_type) and charset.startswith(UNICODE)
+
+
+def _form(request: HttpRequest, body: bytes | None) -> QueryDict:
+    """Return the form, also of a PUT, which frameworks read and Django does not."""
+    if request.method == "POST":
+        return request.POST
+    with suppress(MultiPartParserError, SuspiciousOperation):
+        if request.content_type == FORMS[0]:
+            return QueryDict(body)
+        if request.content_type == FORMS[1]:
+            return MultiPartParser(request.META, BytesIO(body or b""), []).parse()[0]
+    return QueryDict()
+
+
+def _json_values(body: bytes | None, name: str) -> list[Any]:
+    """Return what a JSON object has under a name, which it may have several times.
+
+    Whatever the client calls it: there are views that do not look at the content type.
+    """
     try:
-        return json.loads(body.decode(encoding))
-    except (ValueError, LookupError):  # also for a codec that is not of text
-        return json.loads(body)
+        pairs = json.loads(body or b"", strict=False, object_pairs_hook=tuple)
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(pairs, tuple):
+        return []
+    return [value for key, value in pairs if key == name]
 
 
 def _credential(header: str) -> str | None:

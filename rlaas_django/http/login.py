@@ -1,6 +1,6 @@
-"""Failed logins, as Django's `user_login_failed` signal reports them.
+"""What Django's `authenticate()` did within a request.
 
-They are for `charge_when`.
+For `charge_when`, and for the response to an attempt that auth.py refused.
 """
 
 from __future__ import annotations
@@ -12,20 +12,47 @@ from django.contrib.auth.signals import user_login_failed
 from django.dispatch import receiver
 from django.http.response import HttpResponseBase
 
+from ..core.decision import Decision
+from .request_state import RequestState
 
-class Attempt:
+LOGINS = "_rate_limit_logins"  # the attribute of a request that has them
+
+# Whether every request is watched, not only where `charge_when` needs it: since
+# auth.py was imported.
+watches_all = False
+
+
+class Logins:
     """What happened within one request.
 
-    An object, because async receivers have contexts of their own.
+    An object, because async receivers have contexts of their own, and threads none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, state: RequestState) -> None:
+        self.state = state
         self.failed = False
+        self.succeeded = False
+        self.refusal: Decision | None = None  # of an attempt that was not made
         self.ended = False
 
+    def note(self, decision: Decision) -> None:
+        """Note what auth.py decided about an attempt."""
+        self.state.add(decision)
+        if not decision.allowed:
+            self.refusal = decision
 
-_current: ContextVar[Attempt | None] = ContextVar(
-    "rate_limit_login_attempt", default=None
+    @property
+    def is_refused(self) -> bool:
+        """Whether an attempt was refused, and no other one succeeded."""
+        return self.refusal is not None and not self.succeeded
+
+
+_current: ContextVar[Logins | None] = ContextVar("rate_limit_logins", default=None)
+
+# Of the request whose attempt auth.py refused in this context. Django reports that as a
+# failure, but no password was compared.
+refused: ContextVar[Logins | None] = ContextVar(
+    "rate_limit_login_refused", default=None
 )
 
 
@@ -36,27 +63,37 @@ def login_failed(response: HttpResponseBase) -> bool:  # noqa: ARG001
 
     >>> @rate_limit("5/m", key="ip", method="POST", charge_when=login_failed)
     """
-    attempt = _current.get()
-    return attempt is not None and attempt.failed
+    logins = _current.get()
+    return logins is not None and logins.failed
 
 
-def watch() -> Attempt | None:
-    """Watch for failed logins until `unwatch`; None where limits around these do."""
+def watch(state: RequestState) -> Logins | None:
+    """Watch for logins until `unwatch`; None where limits around these do."""
     outer = _current.get()
     if outer is not None and not outer.ended:
         return None
-    attempt = Attempt()
-    _current.set(attempt)
-    return attempt
+    logins = Logins(state)
+    setattr(state.request, LOGINS, logins)
+    _current.set(logins)
+    return logins
 
 
-def unwatch(attempt: Attempt) -> None:
-    attempt.ended = True  # a task that the view has started still has it in its context
+def unwatch(logins: Logins) -> None:
+    logins.ended = True  # a task that the view has started still has it in its context
     _current.set(None)
 
 
+def logins_of(request: Any) -> Logins | None:
+    """Return what watches a request; without one, the request of this context."""
+    logins: Logins | None = getattr(request, LOGINS, None) or _current.get()
+    if logins is None or logins.ended:
+        return None
+    return logins
+
+
 @receiver(user_login_failed)
-def _note_failure(**_: Any) -> None:
-    attempt = _current.get()
-    if attempt is not None:
-        attempt.failed = True
+def _note_failure(*, request: Any = None, **_: Any) -> None:
+    logins = logins_of(request)
+    if logins is not None and logins is not refused.get():
+        logins.failed = True
+    refused.set(None)

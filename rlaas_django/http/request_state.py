@@ -34,16 +34,18 @@ class RequestState:
     depth: int = 0  # how many limits, one inside the other, it is within
     view_reached: bool = False
 
-    def add(self, decision: Decision, cost: int) -> list[Outcome]:
+    def add(self, decision: Decision, cost: int | None = None) -> list[Outcome]:
         """Keep what was decided, for views as `request.rate_limit`.
 
-        Return the outcomes that refuse, or would.
+        With a cost, a refusal by further limits refunds it. Return the outcomes that
+        refuse, or would.
         """
+        if cost is not None:
+            self.charges.append(Charge(decision, cost))
         outcomes = decision.outcomes
         for outcome in outcomes:
             self.outcomes[outcome.policy.name] = outcome
         self.unobserved.append(decision)
-        self.charges.append(Charge(decision, cost))
 
         if self.decision is not None:
             decision = combine(self.outcomes.values())  # type: ignore[assignment]

@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from rest_framework.exceptions import APIException, Throttled
 
 from .. import limiter
+from ..core.decision import Decision
 from ..core.keys import key_kind
 from ..http.gate import (
     Gate,
@@ -25,6 +26,7 @@ from ..http.gate import (
     leave,
     open_charges,
     refund,
+    refuse_login,
     uncounted_charges,
 )
 from ..http.headers import add_headers, add_refusal_headers, whole_wait
@@ -166,6 +168,11 @@ def _check(view: Any, limits: Limits | None, request: Any, counted: Any) -> None
         return
 
     refund(gate, open_charges(gate))
+    raise _error_for(gate, request, refusal)
+
+
+def _error_for(gate: Gate, request: Any, refusal: Decision) -> APIException:
+    """Return the exception that has the framework respond to a refusal."""
     error: APIException = Throttled(whole_wait(refusal))
     if refusal.unavailable:
         error = Unavailable()
@@ -173,7 +180,7 @@ def _check(view: Any, limits: Limits | None, request: Any, counted: Any) -> None
     if gate.compiled.response is not None:
         response = call_response(gate.compiled.response, request, refusal)
         setattr(error, SITE_RESPONSE, response)
-    raise error
+    return error
 
 
 def _handle_exception(view: Any, method: Any, error: Exception) -> Any:
@@ -197,6 +204,7 @@ def _finalize_response(
 ) -> Any:
     """Refund what `charge_when` does not count, add the headers, leave the limits."""
     try:
+        response = _refuse_login(view, request) or response
         response = method(view, request, response, *args, **kwargs)
         _finish(view, request, response)
     except Exception:
@@ -205,6 +213,15 @@ def _finalize_response(
 
     _leave(view)
     return response
+
+
+def _refuse_login(view: Any, request: Any) -> Any:
+    """Return the refusal where too many passwords were wrong (auth.py)."""
+    for gate in _gates(view):
+        if gate.logins is not None and gate.logins.is_refused:
+            error = _error_for(gate, request, refuse_login(gate))
+            return view.handle_exception(error)
+    return None
 
 
 FIRST_HOOKS: dict[str, Any] = {

@@ -7,29 +7,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .. import conf
+from ..backend.process_store import ProcessStore
 from ..core.decision import Decision, Outcome, passes
-from ..core.policy import Policy
-from ..runtime.clock import local_time_ms
-from .local import LocalLimit, LocalReply, local_limiter
+from ..core.policy import Policy, ScriptArguments
+from ..runtime import process
 from .plan import Check
+from .replies import NOT_CHARGED, ROW
 
 # Retry-After in seconds when a policy fails closed.
 RETRY_AFTER = 1.0
+# Of one log, so that an outage takes a bounded memory: under a larger limit, units are
+# counted in hundredths of the window.
+MAX_ENTRIES = 100
+
+local_store = ProcessStore(MAX_ENTRIES)
+process.on_fork(local_store.reset)
 
 
 class LocalReceipt(NamedTuple):
     """What a check charged in this process, for its refund."""
 
-    limit: LocalLimit
+    key: str
+    arguments: ScriptArguments
     cost: int
     charged_at: int
 
     def refund(self) -> int:
-        now = local_time_ms()
-        return local_limiter.refund(self.limit, now, self.cost, self.charged_at)
+        words = ("", "refund", "a check", self.cost, *self.arguments, self.charged_at)
+        return sum(local_store.run([self.key], words))
 
 
 def decide_all(check: Check) -> Decision:
@@ -50,55 +58,76 @@ def decide_all(check: Check) -> Decision:
 
 def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> Decision:
     """Decide these policies of a check."""
-    config = conf.config()
     policies = [check.policy_set.policies[i] for i in indexes]
-    identities = [check.identities[i] for i in indexes]
     fails_closed = any(
         policy.on_failure == "closed" and not policy.shadow for policy in policies
     )
-    limits = [
-        _local_limit(policy, identity, config.local_share)
-        for policy, identity in zip(policies, identities, strict=True)
+    counted = [
+        i
+        for i, policy in zip(indexes, policies, strict=True)
         if policy.on_failure == "local"
     ]
-    replies = local_limiter.check(
-        limits,
-        local_time_ms(),
-        check.cost,
-        charge=charge and not fails_closed,
-        max_identities=config.local_identities,
-    )
-
-    counted = {}
-    receipts = []
-    for limit, reply in zip(limits, replies, strict=True):
-        counted[limit.policy] = (limit, reply)
-        if reply.charged_at >= 0:
-            receipts.append(LocalReceipt(limit, check.cost, reply.charged_at))
-
+    charge = charge and not fails_closed
+    rows, receipts = _count(check, counted, charge=charge)
     outcomes = []
-    for policy, identity in zip(policies, identities, strict=True):
-        if policy.name in counted:
-            outcomes.append(_counted(policy, *counted[policy.name]))
+    for i, policy in zip(indexes, policies, strict=True):
+        identity = check.identities[i]
+        if i in rows:
+            outcomes.append(_counted(policy, identity, rows[i]))
         else:
             outcomes.append(uncounted(policy, identity, degraded=True))
     return Decision(passes(outcomes), tuple(outcomes), receipts)
 
 
-def _counted(policy: Policy, limit: LocalLimit, reply: LocalReply) -> Outcome:
+def _count(
+    check: Check, indexes: Sequence[int], *, charge: bool
+) -> tuple[dict[int, list[int]], list[LocalReceipt]]:
+    """Count policies in this process; return the row of each, and the receipts."""
+    share = conf.config().local_share
+    all_keys = check.policy_set.keys(check.identities)
+    keys = [all_keys[i] for i in indexes]
+    shares = [_share(check.policy_set.arguments[i], share) for i in indexes]
+
+    words: list[Any] = ["", "check" if charge else "peek", "", check.cost]
+    for i, arguments in zip(indexes, shares, strict=True):
+        policy = check.policy_set.policies[i]
+        words += (*arguments, int(policy.shadow), policy.name)
+    reply = local_store.run(keys, words)
+
+    rows = {}
+    receipts = []
+    for n, (i, arguments) in enumerate(zip(indexes, shares, strict=True)):
+        row = reply[ROW * n + 1 : ROW * n + ROW + 1]
+        rows[i] = row
+        charged_at = row[-1]
+        if charged_at != NOT_CHARGED:
+            receipts.append(LocalReceipt(keys[n], arguments, check.cost, charged_at))
+    return rows, receipts
+
+
+def _share(arguments: ScriptArguments, processes: int) -> ScriptArguments:
+    """Return the share of one process, which is one unit at least."""
+    return arguments._replace(
+        limit=max(1, arguments.limit // processes),
+        capacity=max(1, arguments.capacity // processes),
+    )
+
+
+def _counted(policy: Policy, identity: str, row: Sequence[int]) -> Outcome:
     """Return the outcome of a policy that this process counts."""
-    retry_after = reply.retry_after / 1000
-    if retry_after < 0:
+    allowed, count, remaining, wait, reset_after, capacity, _ = row
+    retry_after = wait / 1000
+    if wait < 0:
         retry_after = math.inf
     return Outcome(
         policy,
-        limit.identity,
-        reply.allowed,
-        limit.capacity,
-        reply.current_count,
-        reply.remaining,
+        identity,
+        allowed == 1,
+        capacity,
+        count,
+        remaining,
         retry_after,
-        reply.reset_after / 1000,
+        reset_after / 1000,
         policy.window,
         degraded=True,
     )
@@ -122,19 +151,4 @@ def uncounted(policy: Policy, identity: str, *, degraded: bool = False) -> Outco
         reset_after=0.0,
         ttl=policy.window,
         degraded=degraded,
-    )
-
-
-def _local_limit(policy: Policy, identity: str, share: int) -> LocalLimit:
-    """Return the share of one process, which is one unit at least."""
-    burst = policy.burst
-    if burst is not None:
-        burst = max(1, burst // share)
-    return LocalLimit(
-        policy.name,
-        identity,
-        max(1, policy.fixed_rate.limit // share),
-        policy.window * 1000,
-        burst,
-        policy.shadow,
     )

@@ -234,9 +234,12 @@ def _usage_cells(row: usage.Row) -> tuple[object, ...]:
     resets_in = ""
     if outcome.current_count:
         resets_in = duration(outcome.reset_after)
+    policy = outcome.policy.name
+    if row.identity.address:
+        policy += f" at {row.identity.address}"
 
     return (
-        outcome.policy.name,
+        policy,
         Styled(outcome.current_count, LEVEL_STYLES[row.level]),
         outcome.limit,
         f"{row.percent} %",

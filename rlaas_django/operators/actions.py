@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from django.db import connections, transaction
+from django.db import DatabaseError, connections, transaction
 
 from .. import limiter
 from ..core.keys import EncodedIdentity
@@ -20,6 +20,7 @@ from ..core.policy import Policy
 from ..limiter.overrides import in_force, is_lost
 from ..models import OperatorAction, Override
 from ..runtime import process
+from . import logins
 
 ADMIN = "admin"
 COMMAND = "command"
@@ -88,6 +89,7 @@ def reset_usage(
         action = _write(by, "reset", identity, scope, reason=reason)
         if policies:
             limiter.reset(identity, policies)
+        logins.reset(identity, scope)
         return action
 
 
@@ -212,6 +214,14 @@ def restore_lost_overrides() -> None:
     """
     if not _has_database():
         return
+    try:
+        _restore_lost()
+    except DatabaseError:
+        if _has_table():
+            raise
+
+
+def _restore_lost() -> None:
     if is_lost():  # raises while Redis is unavailable: a comparison stays due
         Override.restore()
 
@@ -227,6 +237,12 @@ def restore_lost_overrides() -> None:
     state.compared = Override.publish_missing(after)
     if state.compared:  # in the next round some more
         state.next_comparison = now
+
+
+def _has_table() -> bool:
+    """Return whether the migrations have run; without them there are no overrides."""
+    database = connections[Override.objects.db]
+    return Override._meta.db_table in database.introspection.table_names()
 
 
 def _has_database() -> bool:

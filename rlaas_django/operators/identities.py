@@ -13,6 +13,8 @@ from django.utils.translation import gettext
 
 from .. import conf
 from ..core.keys import (
+    LOGIN,
+    UNKNOWN_NAME,
     EncodedIdentity,
     decode,
     encode,
@@ -44,9 +46,21 @@ class IdentityLabel(NamedTuple):
         """The username, the IP address or another text."""
         if self.kind == "global":
             return gettext("all clients")
-        if self.user is not None:
-            return printable(self.user.get_username())
-        return printable(self.text)
+        if self.user is None:
+            return printable(self.text)
+
+        name = printable(self.user.get_username())
+        if self.kind == LOGIN:
+            words = {"user": name, "address": self.address}
+            return gettext("%(user)s at %(address)s") % words
+        return name
+
+    @property
+    def address(self) -> str:
+        """Where a login is counted together with the address, the address."""
+        if self.kind not in (LOGIN, UNKNOWN_NAME) or "@" not in self.text:
+            return ""
+        return printable(self.text.rpartition("@")[2])
 
     @property
     def argument(self) -> str:
@@ -64,6 +78,8 @@ class IdentityLabel(NamedTuple):
             "net": gettext("network"),
             "token": gettext("token"),
             "header": gettext("header"),
+            "login": gettext("login"),
+            "name": gettext("unknown name"),
             "global": gettext("global"),
         }
 
@@ -72,16 +88,20 @@ class IdentityLabel(NamedTuple):
     @property
     def is_digest(self) -> bool:
         """Whether the text is a digest, which may be shortened."""
-        return self.kind in ("token", "header") or self.text.startswith("blake2=")
+        is_digest = self.kind in ("token", "header", UNKNOWN_NAME)
+        return is_digest or self.text.startswith("blake2=")
 
 
 def describe(identities: Iterable[str]) -> dict[str, IdentityLabel]:
     """Return a label for each encoded identity; one query fetches all users."""
     decoded = {identity: decode(identity) for identity in identities}
-    users = _users_by_key(text for kind, text in decoded.values() if kind == "user")
+    keys = {identity: _user_key(*pair) for identity, pair in decoded.items()}
+    users = _users_by_key(keys.values())
 
     return {
-        identity: IdentityLabel(EncodedIdentity(identity), *pair, users.get(pair))
+        identity: IdentityLabel(
+            EncodedIdentity(identity), *pair, users.get(keys[identity])
+        )
         for identity, pair in decoded.items()
     }
 
@@ -167,13 +187,20 @@ def sees_users(operator: Any) -> bool:
     return any(operator.has_perm(f"{options.app_label}.{name}") for name in codenames)
 
 
-def _users_by_key(texts: Iterable[str]) -> dict[tuple[str, str], Any]:
-    """Return the users whose primary keys are written like this, as decoded."""
-    keys = [_primary_key(text) for text in texts]
+def _user_key(kind: str, text: str) -> str:
+    """Return the text of the primary key in a decoded identity, if it has one."""
+    if kind == "user":
+        return text
+    return text.rpartition("@")[0] if kind == LOGIN else ""
+
+
+def _users_by_key(texts: Iterable[str]) -> dict[str, Any]:
+    """Return the users whose primary keys are written like this."""
+    keys = [_primary_key(text) for text in texts if text]
     users = get_user_model()._default_manager.in_bulk(
         [key for key in keys if key is not None]
     )
-    return {("user", str(key)): user for key, user in users.items()}
+    return {str(key): user for key, user in users.items()}
 
 
 def _find_users(text: str, *, by_email: bool) -> Any:

@@ -26,6 +26,7 @@ from ..models import Override
 from ..stats import reader, schema
 from ..stats.policies import all_policies, with_decided_rates
 from ..stats.reader import Counts, total
+from . import logins
 from .identities import IdentityLabel, describe, is_encoded
 
 # Reads a series for each of some policies.
@@ -140,9 +141,12 @@ def identity_rows(
     With `policy`, under the policy of this name only.
     """
     known = policies().values()
+    counted = [*identities]
+    for identity in identities:
+        counted += logins.of_user(identity)
     return _rows(
         (limiting, identity)
-        for identity in identities
+        for identity in dict.fromkeys(counted)
         for limiting in known
         if policy in (None, limiting.name) and _limits(limiting, identity)
     )
@@ -178,6 +182,10 @@ def _limits(policy: Policy, identity: str) -> bool:
 
     Requests without the kind that it counts are limited by their IP address.
     """
+    counts = logins.counts(policy, identity)
+    if counts is not None:
+        return counts
+
     kind = key_kind(policy.key)
     if kind == "user_or_ip":
         kind = "user"

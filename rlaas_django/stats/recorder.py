@@ -100,12 +100,16 @@ def count(decision: Decision, observation: Observation | None = None) -> bool:
 def flush() -> None:
     """Write the pending observations to Redis.
 
-    They stay pending while Redis is unavailable.
+    They stay pending while Redis is unavailable, and are dropped where there is none.
     """
     global dropped
     if pending or uneventful:
-        # Raises while Redis is unavailable.
-        backend.run_commands([("EXISTS", schema.REFUSALS.key(SITE))])
+        try:
+            # Raises while Redis is unavailable.
+            backend.run_commands([("EXISTS", schema.REFUSALS.key(SITE))])
+        except backend.NoRedisError:
+            reset()
+            return
 
     tallies: dict[str, Tally] = defaultdict(Tally)  # by policy
     # First those near a limit, which operators look at: a flush notes MAX_LIMITS rates.

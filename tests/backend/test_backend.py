@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 import rlaas_django
+from django.core.cache.backends.base import BaseCache
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 from example_project.redis_server import Server
@@ -355,20 +356,29 @@ def test_ours_is_the_older_protocol_whatever_the_caches_is(limiter, start, use, 
     assert spoken == ["2"]
 
 
+class OwnCache(BaseCache):
+    """A cache of a site's own, which is none of Django's."""
+
+    def __init__(self, location, params):
+        super().__init__(params)
+
+
 @pytest.mark.parametrize(
     ("alias", "message"),
     [
-        ("locmem", "'locmem'.*LocMemCache.*use django_redis.cache.RedisCache, django.core.cache.*RedisCache"),
-        ("dummy", "'dummy'.*DummyCache.*use django_redis.cache.RedisCache, django.core.cache.*RedisCache"),
+        ("own", "OwnCache.*gives no Redis client; use django_redis.cache.RedisCache, django.core.cache.*RedisCache"),
+        ("missing", "nowhere"),
         ("fakerdis", r"should name an alias in CACHES.*'fakerdis'.*did you mean 'fakeredis'\?"),
         ("nowhere", "should name an alias in CACHES.*'nowhere'"),
     ],
-    ids=["locmem", "dummy", "a misspelt one", "none"],
+    ids=["of the site's own", "of a missing package", "a misspelt one", "none"],
 )
 def test_a_cache_that_will_not_do_is_named_with_what_to_do(limiter, settings, configure, alias, message):
-    settings.CACHES = {**settings.CACHES, "dummy": {"BACKEND": "django.core.cache.backends.dummy.DummyCache"}}
+    own = {"BACKEND": f"{__name__}.OwnCache"}
+    missing = {"BACKEND": "nowhere.RedisCache"}
+    settings.CACHES = {**settings.CACHES, "own": own, "missing": missing}
     configure(CACHE=alias)
-    with pytest.raises(ImproperlyConfigured, match=rf"RATE_LIMITER\['CACHE'\] .*{message}"):
+    with pytest.raises(ImproperlyConfigured, match=message):
         limiter.check("alice", ROOMY)
 
 

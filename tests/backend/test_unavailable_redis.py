@@ -28,7 +28,7 @@ from tests.support.internals import (
     breaker_module,
     circuit_breaker,
     connection_pool,
-    local_limiter,
+    local_store,
     paused_background,
     pool_module,
 )
@@ -504,15 +504,16 @@ def test_local_limit_is_divided_by_the_processes(limiter, redis_unavailable, con
     assert [limiter.check("bob", policy).allowed for _ in range(3)] == [True, False, False]
 
 
-def test_local_identities_are_bounded_and_an_active_one_is_kept(limiter, redis_unavailable, configure):
+def test_local_identities_are_bounded_and_those_that_last_longest_are_kept(limiter, redis_unavailable, configure):
     configure(LOCAL_IDENTITIES=100)
-    policy = Policy("p", (1, YEAR), on_failure="local")
-    assert limiter.check("alice", policy).allowed
+    lasting = Policy("p", (1, YEAR), on_failure="local")
+    policy = Policy("q", "1/m", on_failure="local")
+    assert limiter.check("alice", lasting).allowed
     for n in range(500):
         assert limiter.check(f"user-{n}", policy).allowed
         if n % 50 == 0:
-            assert not limiter.check("alice", policy).allowed
-        assert len(local_limiter) <= 100
+            assert not limiter.check("alice", lasting).allowed
+        assert len(local_store) <= 100
 
 
 def test_local_peek_charges_nothing(limiter, redis_unavailable):

@@ -221,7 +221,7 @@ DJANGO = "django.core.cache.backends.redis.RedisCache"
         ({"default": cache(SERVER), "limits": cache(f"{SERVER}/0", DJANGO)}, "limits", True),
         ({"default": cache("redis://127.0.0.1:6380/0"), "limits": cache(f"{SERVER}/0")}, "limits", False),
         ({"default": cache("", "django.core.cache.backends.locmem.LocMemCache"), "limits": cache(SERVER)}, "limits", 0),
-        ({"default": cache("", "django.core.cache.backends.locmem.LocMemCache")}, "default", False),  # E007
+        ({"default": cache("", "django.core.cache.backends.locmem.LocMemCache")}, "default", False),  # W016
         ({"default": cache(SERVER)}, "defualt", False),  # E005
     ],
 )

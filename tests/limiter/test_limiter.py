@@ -10,7 +10,7 @@ import pytest
 import rlaas_django
 from rlaas_django import Policy, PolicyError, check, peek, refund, reset
 
-from tests.conftest import fakeredis_is_slow
+from tests.conftest import fakeredis_store_is_slow
 from tests.support.internals import (
     ALGORITHMS,
     FIXED_WINDOW,
@@ -30,7 +30,7 @@ def test_the_default_policy(server, limiter, clock):
     assert server.keys() == [b"rlaas:rate_limit:alice"]
 
 
-def test_all_policies_are_charged_or_none(server, limiter, clock):
+def test_all_policies_are_charged_or_none(store, limiter, clock):
     mixed = [Policy(algo, (3 + i, 60), algo=algo) for i, algo in enumerate(ALGORITHMS)]
     for _ in range(3):
         assert limiter.check("alice", mixed).allowed
@@ -43,7 +43,7 @@ def test_all_policies_are_charged_or_none(server, limiter, clock):
         assert limiter.peek("alice", policy).current_count == 3
 
 
-def test_the_wait_is_the_longest_of_the_refusing_policies(server, limiter, clock):
+def test_the_wait_is_the_longest_of_the_refusing_policies(store, limiter, clock):
     policies = [Policy("a", "1/10s"), Policy("b", "1/h"), Policy("c", "1/m")]
     limiter.check("alice", policies)
     refused = limiter.check("alice", policies)
@@ -51,7 +51,7 @@ def test_the_wait_is_the_longest_of_the_refusing_policies(server, limiter, clock
     assert [outcome.retry_after for outcome in refused.outcomes] == [10.0, 3600.0, 60.0]
 
 
-def test_each_policy_counts_the_identity_of_its_kind(server, limiter, clock):
+def test_each_policy_counts_the_identity_of_its_kind(store, limiter, clock):
     policies = [Policy("user", "5/m", key="user"), Policy("ip", "2/m", key="ip")]
     for user in ("a", "b"):
         assert limiter.check({"user": user, "ip": "203.0.113.9"}, policies).allowed
@@ -60,7 +60,7 @@ def test_each_policy_counts_the_identity_of_its_kind(server, limiter, clock):
     assert limiter.check({"user": "c", "ip": "203.0.113.10"}, policies).allowed
 
 
-def test_a_shadow_policy_is_charged_and_never_refuses(server, limiter, clock):
+def test_a_shadow_policy_is_charged_and_never_refuses(store, limiter, clock):
     policies = [Policy("real", "3/m"), Policy("trial", "1/m", shadow=True)]
     decisions = [limiter.check("alice", policies) for _ in range(4)]
     assert [decision.allowed for decision in decisions] == [True, True, True, False]
@@ -69,13 +69,13 @@ def test_a_shadow_policy_is_charged_and_never_refuses(server, limiter, clock):
     assert limiter.peek("alice", policies[1]).current_count == 1
 
 
-def test_a_refused_check_does_not_charge_a_shadow_policy(server, limiter, clock):
+def test_a_refused_check_does_not_charge_a_shadow_policy(store, limiter, clock):
     limiter.check("alice", Policy("real", "1/m"))
     limiter.check("alice", [Policy("real", "1/m"), Policy("trial", "5/m", shadow=True)])
     assert limiter.peek("alice", Policy("trial", "5/m")).current_count == 0
 
 
-def test_one_policy_named_twice_is_charged_once(server, limiter):
+def test_one_policy_named_twice_is_charged_once(store, limiter):
     assert limiter.check("alice", [Policy("a", "5/m"), Policy("a", "5/m")]).remaining == 4
 
 
@@ -97,7 +97,7 @@ def test_a_cost_is_a_whole_number(cost):
 
 
 @pytest.mark.parametrize("cost", [10**6, 10**30, 10**400])
-def test_a_cost_of_any_size_over_the_limit_is_refused(server, algo, cost):
+def test_a_cost_of_any_size_over_the_limit_is_refused(store, algo, cost):
     decision = check("alice", Policy("p", "5/m", algo=algo), cost=cost)
     assert (decision.allowed, decision.retry_after) == (False, math.inf)
 
@@ -115,7 +115,7 @@ def test_a_burst_needs_the_token_bucket_also_when_the_setting_chooses(configure)
     assert check("alice", policy).limit == 9
 
 
-def test_the_ttl_is_the_window_or_for_the_fixed_window_what_is_left_of_it(server, clock):
+def test_the_ttl_is_the_window_or_for_the_fixed_window_what_is_left_of_it(store, clock):
     assert {algo: check("alice", Policy("p", "5/m", algo=algo)).ttl for algo in ALGORITHMS} == {
         FIXED_WINDOW: 40,
         SLIDING_WINDOW: 60,
@@ -130,7 +130,7 @@ def test_the_ttl_is_the_window_or_for_the_fixed_window_what_is_left_of_it(server
 
 
 @pytest.mark.parametrize("cost", [1, 3])
-def test_a_refund_takes_the_charge_back_once(server, limiter, algo, cost, clock):
+def test_a_refund_takes_the_charge_back_once(store, limiter, algo, cost, clock):
     policy = Policy("p", "9/m", algo=algo)
     limiter.check("alice", policy, cost=2)
     clock.tick(10)
@@ -145,8 +145,8 @@ def test_a_refund_takes_the_charge_back_once(server, limiter, algo, cost, clock)
     assert limiter.peek("alice", policy).current_count == 4
 
 
-@fakeredis_is_slow
-def test_after_a_refund_the_state_is_as_without_the_charge(server, algo, clock):
+@fakeredis_store_is_slow
+def test_after_a_refund_the_state_is_as_without_the_charge(store, algo, clock):
     """The other units are admitted and expire at the same times."""
     with_refund, without = Policy("p", "6/m", algo=algo), Policy("q", "6/m", algo=algo)
     for i in range(4):
@@ -163,7 +163,7 @@ def test_after_a_refund_the_state_is_as_without_the_charge(server, algo, clock):
         clock.tick(1_777)
 
 
-def test_a_refund_is_false_when_nothing_was_charged(server, limiter, algo, clock):
+def test_a_refund_is_false_when_nothing_was_charged(store, limiter, algo, clock):
     policy = Policy("p", "1/m", algo=algo)
     limiter.check("alice", policy)
     for decision in (
@@ -187,7 +187,7 @@ def test_a_refund_after_the_window_or_a_reset_is_false(server, algo, clock):
     assert peek("bob", policy).current_count == 0
 
 
-def test_a_refund_of_all_charges_restores_the_whole_quota(server, algo, clock):
+def test_a_refund_of_all_charges_restores_the_whole_quota(store, algo, clock):
     policy = Policy("p", "5/m", algo=algo)
     assert refund(check("alice", policy, cost=5))
     seen = peek("alice", policy)
@@ -195,7 +195,7 @@ def test_a_refund_of_all_charges_restores_the_whole_quota(server, algo, clock):
     assert check("alice", policy, cost=5).allowed
 
 
-def test_a_refund_covers_every_charged_policy(server, limiter, clock):
+def test_a_refund_covers_every_charged_policy(store, limiter, clock):
     mixed = [Policy(algo, "5/m", algo=algo) for algo in ALGORITHMS]
     decision = limiter.check("alice", [*mixed, Policy("trial", "1/m", shadow=True)], cost=2)
     assert limiter.refund(decision)
@@ -204,7 +204,7 @@ def test_a_refund_covers_every_charged_policy(server, limiter, clock):
 
 
 @pytest.mark.parametrize("function", [check, peek])
-def test_a_cost_that_would_keep_redis_busy_is_an_error(server, function):
+def test_a_cost_that_would_keep_redis_busy_is_an_error(store, function):
     policy = Policy("p", "100000/m", algo="sliding-window-algo")
     with pytest.raises(ValueError, match=r"10001 is over 10000.*use 'sliding-window-compact-algo'"):
         function("alice", policy, cost=10_001)
@@ -237,7 +237,7 @@ def test_a_reset_takes_several_policies(server, limiter, clock):
     assert server.dbsize() == 0
 
 
-def test_a_reset_reaches_the_next_fixed_window_after_the_clock_stepped_back(server, clock):
+def test_a_reset_reaches_the_next_fixed_window_after_the_clock_stepped_back(store, clock):
     policy = Policy("p", "5/m", algo=FIXED_WINDOW)
     check("alice", policy)
     clock.tick(-30_000)

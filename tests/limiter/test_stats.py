@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import replace
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory, override_settings
 from rlaas_django import Policy, backend, check, rate_limit
@@ -469,6 +469,18 @@ class TestBackground:
 
         monkeypatch.setattr("rlaas_django.models.Override.publish_missing", fail)
         monkeypatch.setitem(connections.settings["default"], "ENGINE", f"django.db.backends.{engine}")
+        monkeypatch.setattr(actions.state, "next_comparison", 0.0)
+        background.run(20)
+        assert ("restore_lost_overrides failed" in caplog.text) == logged
+
+    @pytest.mark.django_db
+    @pytest.mark.parametrize(("table", "logged"), [("not_migrated", False), ("auth_user", True)])
+    def test_overrides_are_not_restored_where_no_migration_has_run(self, monkeypatch, caplog, table, logged):
+        def fail(*args):
+            raise OperationalError("no such table")
+
+        monkeypatch.setattr("rlaas_django.models.Override.publish_missing", fail)
+        monkeypatch.setattr("rlaas_django.models.Override._meta.db_table", table)
         monkeypatch.setattr(actions.state, "next_comparison", 0.0)
         background.run(20)
         assert ("restore_lost_overrides failed" in caplog.text) == logged

@@ -16,13 +16,15 @@ from rlaas_django.backend.commands import pack
 from rlaas_django.backend.connection import ConnectionOptions
 from rlaas_django.backend.errors import NextAttempt, next_attempt
 from rlaas_django.backend.pool import Pool
+from rlaas_django.backend.process_store import ProcessServer, ProcessStore, process_store
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
 from rlaas_django.backend.server import PAGE_TIMEOUT
 from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
 from rlaas_django.checks import settings as settings_checks
 from rlaas_django.checks import views as view_checks
+from rlaas_django.checks.login import check_logins
 from rlaas_django.checks.server import check_eviction, check_rights
-from rlaas_django.checks.settings import check_proxies, check_shared_cache
+from rlaas_django.checks.settings import check_deployed_store, check_proxies, check_shared_cache
 from rlaas_django.conf import POLICY_OPTIONS
 from rlaas_django.core.algorithms import ALGORITHMS as ALGORITHM_RECORDS
 from rlaas_django.core.algorithms import (
@@ -33,13 +35,15 @@ from rlaas_django.core.algorithms import (
     TOKEN_BUCKET,
     Algorithm,
 )
+from rlaas_django.core.counters import Counter, Usage
 from rlaas_django.core.decision import Decision, Outcome, passes, strictest
 from rlaas_django.core.keys import EncodedIdentity, counter_key, decode, encode, parse_counter_key
 from rlaas_django.core.keys import identify as identify_with
-from rlaas_django.core.policy import KEY_PREFIXES, KEYS, YEAR, Policy, Rate
+from rlaas_django.core.policy import KEY_PREFIXES, KEYS, YEAR, Policy, Rate, ScriptArguments
 from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
 from rlaas_django.core.text import fold
 from rlaas_django.http import headers as header_module  # the one that names headers
+from rlaas_django.http import login as login_module
 from rlaas_django.http import rules as http_rules
 from rlaas_django.http.headers import whole_seconds
 from rlaas_django.http.proxies import client_address
@@ -53,8 +57,8 @@ from rlaas_django.limiter import (
     refund_units,
     refusal_cache,
 )
-from rlaas_django.limiter import local as local_module
-from rlaas_django.limiter.local import LocalLimit, LocalLimiter, LocalReply, local_limiter
+from rlaas_django.limiter.adjusting import refund_arguments, refund_call
+from rlaas_django.limiter.fallback import MAX_ENTRIES, local_store
 from rlaas_django.limiter.plan import plan as check_plan
 from rlaas_django.limiter.plan import plan_encoded
 from rlaas_django.limiter.replies import read as read_reply
@@ -92,6 +96,7 @@ __all__ = [
     "FIXED_WINDOW",
     "KEYS",
     "KEY_PREFIXES",
+    "MAX_ENTRIES",
     "PAGE_TIMEOUT",
     "POLICY_OPTIONS",
     "RULE_OPTIONS",
@@ -109,12 +114,10 @@ __all__ = [
     "ClusterTopology",
     "CommandOutput",
     "ConnectionOptions",
+    "Counter",
     "Decision",
     "EncodedIdentity",
     "LineParser",
-    "LocalLimit",
-    "LocalLimiter",
-    "LocalReply",
     "Log",
     "LogRequest",
     "NextAttempt",
@@ -122,19 +125,27 @@ __all__ = [
     "Policy",
     "PolicySet",
     "Pool",
+    "ProcessServer",
+    "ProcessStore",
     "Rate",
     "Refresher",
     "Replay",
     "RlaasCommand",
+    "ScriptArguments",
     "SentinelTopology",
     "Styled",
     "UnavailableError",
+    "Usage",
     "acheck_each",
     "arefund_receipt",
+    "backend",
+    "background",
     "breaker_module",
     "cached_refusals",
+    "check_deployed_store",
     "check_each",
     "check_eviction",
+    "check_logins",
     "check_plan",
     "check_proxies",
     "check_rights",
@@ -155,14 +166,15 @@ __all__ = [
     "forget_exempt_views",
     "forget_limits",
     "forget_loaded_urls",
+    "forget_notice",
     "have_no_background_thread",
     "header_module",
     "identify",
     "limiter_module",
     "limits_in_use",
-    "local_limiter",
-    "local_module",
+    "local_store",
     "log",
+    "login_module",
     "networks",
     "next_attempt",
     "observers",
@@ -175,6 +187,7 @@ __all__ = [
     "paused_background",
     "plan_encoded",
     "pool_module",
+    "process_store",
     "read_minutes",
     "read_refusals",
     "read_reply",
@@ -183,6 +196,8 @@ __all__ = [
     "redis_client",
     "redis_key",
     "refresh_is_due",
+    "refund_arguments",
+    "refund_call",
     "refund_receipt",
     "refund_units",
     "replay_report",
@@ -330,3 +345,8 @@ def forget_exempt_views() -> None:
 def forget_loaded_urls() -> None:
     """Have the middleware import the URLs with its next request, as with the first one of a process."""
     http_rules._loaded.clear()
+
+
+def forget_notice() -> None:
+    """Have the next decision in the process log that it is one."""
+    ProcessServer._next_line = 0.0

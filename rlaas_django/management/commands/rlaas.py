@@ -14,7 +14,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ... import backend
+from ... import backend, conf
 from ...core.policy import PolicyError, nearest
 from ...core.text import printable
 from .. import doctor, inspect, overrides, replay, scripts
@@ -41,6 +41,8 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "token": scripts.token,
     "restore": overrides.restore,
 }
+# Those that need no Redis.
+LOCAL_SUBCOMMANDS = ("doctor", "token")
 
 
 class SubcommandParser(CommandParser):
@@ -103,7 +105,10 @@ class Command(BaseCommand):
         subcommand = SUBCOMMANDS[options["command"]]
         output = Output(self, as_json=options["json"])
         try:
+            _require_redis(options)
             code = subcommand.run(argparse.Namespace(**options), output)
+        except backend.NoRedisError as error:
+            raise CommandError(printable(str(error))) from error
         except backend.UnavailableError as error:
             raise CommandError(
                 f"Redis is unavailable: {printable(str(error))}"
@@ -119,6 +124,14 @@ class Command(BaseCommand):
 
         if code:
             sys.exit(code)
+
+
+def _require_redis(options: dict[str, Any]) -> None:
+    """Raise NoRedisError where a subcommand needs Redis and the cache is not on it."""
+    alias = options.get("cache")  # of `replay`
+    if options["command"] in LOCAL_SUBCOMMANDS or not backend.counts_in_process(alias):
+        return
+    raise backend.NoRedisError(alias or conf.config().cache)
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:

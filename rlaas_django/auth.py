@@ -1,0 +1,103 @@
+"""Authentication backends that limit wrong passwords.
+
+Whatever view, form or framework calls `authenticate()`, by RATE_LIMITER['LOGIN'].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from django.contrib.auth import backends, get_user_model
+from django.core.exceptions import MultipleObjectsReturned, ObjectDoesNotExist
+from django.views.decorators.debug import sensitive_variables
+
+from . import conf
+from .http import login
+from .http.attempts import acharge, asettle, begin, charge, name_in, settle
+from .runtime import registry
+from .runtime.registry import LimitedView
+
+__all__ = ["LoginRateLimitMixin", "ModelBackend"]
+
+if TYPE_CHECKING:
+    Backend = backends.BaseBackend
+else:
+    Backend = object
+
+
+class LoginRateLimitMixin(Backend):
+    """Limits the wrong passwords that an authentication backend compares.
+
+    >>> class Backend(LoginRateLimitMixin, LDAPBackend):
+    ...     pass
+    """
+
+    limits_logins = True  # for the system checks
+
+    @sensitive_variables()
+    def get_user_id(self, credentials: Mapping[str, Any]) -> Any:
+        """Return the primary key of the user whom credentials name; None for nobody.
+
+        By the name as Django's ModelBackend finds it, otherwise by the e-mail address.
+        Override it where the site's users log in by something else.
+        """
+        model: Any = get_user_model()
+        manager = model._default_manager
+        name = name_in(credentials)
+        email = getattr(model, "EMAIL_FIELD", "email")
+        is_email = "@" in str(name) and email != model.USERNAME_FIELD
+
+        # Both are looked up in any case: the time does not tell whether there is one.
+        user_ids = []
+        # ValueError: PostgreSQL takes no NUL character.
+        with suppress(ObjectDoesNotExist, MultipleObjectsReturned, ValueError):
+            user_ids.append(manager.get_by_natural_key(name).pk)
+        with suppress(ValueError):
+            if is_email:
+                users = manager.filter(**{f"{email}__iexact": name}).order_by("pk")
+                user_ids += users.values_list("pk", flat=True)[:1]
+        return next(iter(user_ids), None)
+
+    @sensitive_variables()
+    def authenticate(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the user, or None; PermissionDenied where a limit is exceeded."""
+        compare = super().authenticate
+        attempt = begin(self, compare, request, args, kwargs)
+        if attempt is None:
+            return None
+        charge(attempt)
+        with attempt.running():
+            user = compare(request, *args, **kwargs)
+        return settle(attempt, user)
+
+    @sensitive_variables()
+    async def aauthenticate(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `authenticate`, natively async where the backend is."""
+        compare = super().aauthenticate
+        attempt = begin(self, compare, request, args, kwargs)
+        if attempt is None:
+            return None
+        await acharge(attempt)
+        with attempt.running():
+            user = await compare(request, *args, **kwargs)
+        return await asettle(attempt, user)
+
+
+class ModelBackend(LoginRateLimitMixin, backends.ModelBackend):
+    """Django's ModelBackend, which compares no more passwords than limits allow."""
+
+
+class LoginSource:
+    """The policies of logins, for the registry."""
+
+    def limits(self) -> list[LimitedView]:
+        policies = chain.from_iterable(conf.config().login.values())
+        return [LimitedView("authenticate()", tuple(policies), {})]
+
+
+login.watches_all = True
+_source = LoginSource()  # the registry keeps weak references
+registry.sources.add(_source)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 import random
 import string
+import sys
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable
 
 import pytest
+from django.contrib.auth import authenticate
+from django.contrib.auth.backends import BaseBackend
 from rlaas_django import rate_limit
+from rlaas_django.auth import LoginRateLimitMixin
 
 from tests.support.http import call, ok
 from tests.support.internals import fold
@@ -89,14 +93,19 @@ def test_what_the_database_takes_for_two_letters_is_those(equal_to):
         assert [character for character in characters if fold(character) != pair and character not in BOTH] == []
 
 
-def test_100_spellings_of_a_name_are_one_identity(mariadb, collation, equal_to, rf):
+@pytest.fixture
+def spellings(equal_to) -> set[str]:
+    """A hundred names that the database takes for `alice`."""
     chosen = random.Random(26)
     characters = equal_to(["", *"alice"])
     ignored = characters[""] or [""]
-    spellings = set()
-    while len(spellings) < 100:
-        spellings.add("".join(chosen.choice(characters[letter]) + chosen.choice(ignored) for letter in "alice"))
+    names = set()
+    while len(names) < 100:
+        names.add("".join(chosen.choice(characters[letter]) + chosen.choice(ignored) for letter in "alice"))
+    return names
 
+
+def test_100_spellings_of_a_name_are_one_identity(mariadb, collation, spellings, rf):
     comparisons = ", ".join(f"{literal(spelling)} = {literal('alice')} COLLATE {collation}" for spelling in spellings)
     assert set(*mariadb.rows(f"SELECT {comparisons}")) == {"1"}
     assert {identity_of(spelling, rf) for spelling in spellings} == {"post=alice"}
@@ -106,3 +115,26 @@ def identity_of(name: str, rf) -> str:
     request = rf.post("/", {"username": name})
     call(rate_limit("9999/m", key="post:username", group="g")(ok), request)
     return request.rate_limit.outcomes[0].identity
+
+
+def test_100_spellings_are_five_comparisons_of_the_password(mariadb, collation, spellings, settings, monkeypatch):
+    """The database decides who is one user; each guess is under another name."""
+
+    class Compare(BaseBackend):
+        def authenticate(self, request, username, password):
+            if find(username):
+                compared.append(username)
+
+    class Limited(LoginRateLimitMixin, Compare):
+        def get_user_id(self, credentials):
+            return "1" if find(credentials["username"]) else None
+
+    def find(name):
+        return mariadb.rows(f"SELECT {literal(name)} = {literal('alice')} COLLATE {collation}") == [["1"]]
+
+    compared: list[str] = []
+    monkeypatch.setattr(sys.modules[__name__], "Limited", Limited, raising=False)
+    settings.AUTHENTICATION_BACKENDS = [f"{__name__}.Limited"]
+    for number, name in enumerate(sorted(spellings)):
+        assert authenticate(username=name, password=f"guess {number}") is None
+    assert len(compared) == 5

@@ -29,11 +29,13 @@ from rest_framework.authtoken.views import ObtainAuthToken, obtain_auth_token
 from rest_framework.decorators import api_view, authentication_classes
 from rest_framework.response import Response
 from rest_framework.views import APIView
-from rlaas_django import Policy, login_failed, peek, rate_limit
+from rlaas_django import Policy, check, login_failed, peek, rate_limit
 from rlaas_django.auth import LoginRateLimitMixin
 
+from tests.support.deployments import wait_until
 from tests.support.http import AUTHENTICATION, OURS, Site, assert_refusal, both_ways, counters
 from tests.support.internals import flush_statistics
+from tests.support.outages import faults_named
 
 MIDDLEWARE = [*AUTHENTICATION, "django.contrib.messages.middleware.MessageMiddleware", OURS]
 ADDRESS = "203.0.113.9"
@@ -529,6 +531,26 @@ def test_attempts_are_counted_while_redis_is_unavailable(redis_unavailable):
         attempt(f"wrong-{n}")
     assert len(Counting.compared) == 5
     assert attempt("right", "nobody") is None
+
+
+def test_each_phase_of_an_outage_has_five_comparisons(target, use_url):
+    """Redis is up, away and back; what it counted before is still there. Each process counts by itself meanwhile."""
+    (fault,) = faults_named("connections refused")
+    use_url(target.url(fault))
+
+    def compared_in(phase):
+        Counting.compared.clear()
+        for n in range(20):
+            attempt(f"{phase} {n}")
+        return len(Counting.compared)
+
+    assert compared_in("up") == 5
+    with fault.applied(target):
+        assert compared_in("away") <= 5
+        for n in range(3):
+            attempt(f"still away {n}")
+    wait_until(lambda: not check("somebody", Policy("probe", "1000/m")).degraded, "Redis is available again")
+    assert compared_in("back") == 0
 
 
 def test_shadow_counts_and_refuses_nobody(configure, caplog, alice):

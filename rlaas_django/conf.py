@@ -81,8 +81,9 @@ class Derived:
     """
 
     topologies: dict[str, Any] = field(default_factory=dict)  # by the alias of a cache
-    # Compiled, by the alias of a cache, None for that of the settings, and by policies.
-    policy_sets: dict[str | None, dict[Any, Any]] = field(
+    policy_sets: dict[Any, Any] = field(default_factory=dict)  # compiled, by policies
+    # The same for other caches than that of the settings, by their aliases.
+    other_policy_sets: dict[str, dict[Any, Any]] = field(
         default_factory=lambda: defaultdict(dict)
     )
     limits: dict[Any, Any] = field(default_factory=dict)  # compiled, by Limits

@@ -6,12 +6,12 @@ They are other programs, each with what it may do.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .policy import NAME, Policy, PolicyError, nearest
-from .rules import refuse_unknown
+from .policy import NAME, Policy, PolicyError
+from .rules import refuse_unknown, require_known
 
 VERBS = ("check", "usage", "refund", "reset", "policies", "info", "metrics")
 OPTIONS = ("digests", "verbs", "policies", "limit")
@@ -97,14 +97,14 @@ def _parse_caller(name: Any, entry: Any, policies: Mapping[str, Policy]) -> Call
         )
 
     verbs = _texts(entry, "verbs", DEFAULT_VERBS)
-    _require_known("verb", verbs, VERBS)
+    require_known("verb", verbs, VERBS)
 
     names = _texts(entry, "policies", None)
-    _require_known("policy", names or (), policies)
+    require_known("policy", names or (), policies)
 
     limit = entry.get("limit")
     if limit is not None:
-        _require_known("policy", [limit], policies)
+        require_known("policy", [limit], policies)
 
     return Caller(name, verbs, names, limit)
 
@@ -121,11 +121,3 @@ def _texts(entry: Mapping[str, Any], option: str, default: Any) -> Any:
         raise PolicyError(f"{option} should be a list of texts, not {kind}.")
 
     return frozenset(texts)
-
-
-def _require_known(word: str, names: Iterable[Any], known: Iterable[str]) -> None:
-    """Raise a PolicyError for a name that is not known."""
-    known = list(known)
-    for name in names:
-        if name not in known:
-            raise PolicyError(f"there is no {word} {name!r}{nearest(name, known)}")

@@ -5,7 +5,7 @@ A check has a Decision, with an Outcome per policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from .policy import Policy
@@ -50,7 +50,6 @@ class Decision:
         "limit",
         "made_outcomes",
         "policy",
-        "read_outcomes",
         "receipts",
         "remaining",
         "reply",
@@ -85,8 +84,6 @@ class Decision:
     age: float
     # None until they are read.
     made_outcomes: tuple[Outcome, ...] | None
-    # Makes the outcomes of a reply.
-    read_outcomes: Callable[[Decision], tuple[Outcome, ...]]
 
     def __init__(
         self,
@@ -116,8 +113,12 @@ class Decision:
         Those of a reply are made when they are read: a check in code needs none.
         """
         if self.made_outcomes is None:
-            self.made_outcomes = self.read_outcomes(self)
+            self.made_outcomes = self.read_outcomes()
         return self.made_outcomes
+
+    def read_outcomes(self) -> tuple[Outcome, ...]:
+        """Make the outcomes of a reply, for a decision that has one."""
+        raise NotImplementedError
 
     @property
     def degraded(self) -> bool:

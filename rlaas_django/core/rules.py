@@ -87,15 +87,20 @@ def parse_rule(entry: Any, policies: Mapping[str, Policy]) -> Rule:
     refuse_unknown(entry, OPTIONS)
 
     path = entry.get("path")
+    if path is not None and not (isinstance(path, str) and path.startswith("/")):
+        raise PolicyError(f"path {path!r} does not begin with a slash.")
     regex = entry.get("regex")
-    _check_paths(path, regex)
+    if not isinstance(regex, str | None):
+        raise PolicyError(f"regex {regex!r} is not text.")
+    if path is not None and regex is not None:
+        raise PolicyError("a rule has a path or a regex, not both.")
 
     cost = entry.get("cost", 1)
     check_cost(cost)
     charge_when = entry.get("charge_when")
     check_function("charge_when", charge_when)
 
-    if "method" in entry and "methods" in entry:
+    if entry.keys() >= {"method", "methods"}:
         raise PolicyError("a rule has a method or methods, not both.")
     methods = entry.get("methods", entry.get("method"))
     if methods is not None:
@@ -117,16 +122,6 @@ def parse_rule(entry: Any, policies: Mapping[str, Policy]) -> Rule:
     )
 
 
-def _check_paths(path: Any, regex: Any) -> None:
-    """Raise PolicyError unless a rule has a path, a regex or neither."""
-    if path is not None and not (isinstance(path, str) and path.startswith("/")):
-        raise PolicyError(f"path {path!r} does not begin with a slash.")
-    if not isinstance(regex, str | None):
-        raise PolicyError(f"regex {regex!r} is not text.")
-    if path is not None and regex is not None:
-        raise PolicyError("a rule has a path or a regex, not both.")
-
-
 def _parse_policies(
     entry: Mapping[str, Any], policies: Mapping[str, Policy]
 ) -> tuple[str, ...]:
@@ -143,11 +138,16 @@ def _parse_policies(
         raise PolicyError(
             f'policies {names!r} is not a list of names; write ["search"].'
         )
-    for name in names:
-        if name not in [*policies]:
-            hint = nearest(name, policies)
-            raise PolicyError(f"RATE_LIMITER['POLICIES'] has no policy {name!r}{hint}")
+    require_known("policy", names, policies)
     return tuple(names)
+
+
+def require_known(word: str, names: Iterable[Any], known: Iterable[str]) -> None:
+    """Raise PolicyError for a name that is not known."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            raise PolicyError(f"there is no {word} {name!r}{nearest(name, known)}")
 
 
 def refuse_unknown(options: Mapping[str, Any], known: Collection[str]) -> None:

@@ -142,7 +142,7 @@ class PolicySet:
                 raise ValueError(f"Policy {policy.name!r}: {problem}")
 
 
-_SINGLE = (NoneType, str, Policy)
+_SINGLE = (Policy, str, NoneType)
 
 
 def compile_policies(policies: Policies, alias: str | None = None) -> PolicySet:
@@ -152,7 +152,9 @@ def compile_policies(policies: Policies, alias: str | None = None) -> PolicySet:
     RATE_LIMITER['CACHE'].
     """
     config = conf.config()
-    policy_sets = config.derived.policy_sets[alias]
+    policy_sets = config.derived.policy_sets
+    if alias is not None:
+        policy_sets = config.derived.other_policy_sets[alias]
 
     key: Any = policies
     if not isinstance(policies, _SINGLE):

@@ -31,7 +31,40 @@ CHARGED_AT = 7
 NOT_CHARGED = -1  # in place of charged_at
 BLOCKED = -2  # in place of charged_at: an override refused the request
 
-_new = object.__new__
+
+class ReadDecision(Decision):
+    """A decision whose attributes `read` sets, as `pack` does those of CheckCall."""
+
+    __slots__ = ()
+    __init__ = object.__init__
+
+    def read_outcomes(self) -> tuple[Outcome, ...]:
+        """Return the outcome of each policy, some seconds after the reply came."""
+        check, reply = self.reply
+        policy_set = check.policy_set
+        age = self.age
+        outcomes = []
+        for index, policy in enumerate(policy_set.policies):
+            row = reply[ROW * index : ROW * index + ROW + 1]
+            _, passed, count, remaining, wait, reset, limit, charged_at = row
+            retry_after = 0.0
+            if not passed:
+                retry_after = _seconds(wait, age)
+
+            outcome = Outcome(
+                policy,
+                check.identities[index],
+                passed == 1,
+                limit,
+                count,
+                remaining,
+                retry_after=max(0.0, retry_after),
+                reset_after=max(0.0, reset / 1000 - age),
+                ttl=policy_set.ttls[index] or _left_of_window(policy, reply, age),
+                blocked=charged_at == BLOCKED,
+            )
+            outcomes.append(outcome)
+        return tuple(outcomes)
 
 
 def reply_lengths(policies: int) -> tuple[int, int]:
@@ -62,7 +95,7 @@ def read(check: Check, reply: list[int], age: float = 0.0) -> Decision:
     if not allowed:
         retry_after = _seconds(wait, age)
 
-    decision = _new(Decision)
+    decision: Decision = ReadDecision()
     decision.allowed = allowed
     decision.policy = policy
     decision.limit = limit
@@ -76,37 +109,7 @@ def read(check: Check, reply: list[int], age: float = 0.0) -> Decision:
     decision.reply = replied
     decision.age = age
     decision.made_outcomes = None
-    decision.read_outcomes = _read_outcomes
     return decision
-
-
-def _read_outcomes(decision: Decision) -> tuple[Outcome, ...]:
-    """Return the outcome of each policy, some seconds after the reply came."""
-    check, reply = decision.reply
-    policy_set = check.policy_set
-    age = decision.age
-    outcomes = []
-    for index, policy in enumerate(policy_set.policies):
-        row = reply[ROW * index : ROW * index + ROW + 1]
-        _, passed, count, remaining, wait, reset, limit, charged_at = row
-        retry_after = 0.0
-        if not passed:
-            retry_after = _seconds(wait, age)
-
-        outcome = Outcome(
-            policy,
-            check.identities[index],
-            passed == 1,
-            limit,
-            count,
-            remaining,
-            retry_after=max(0.0, retry_after),
-            reset_after=max(0.0, reset / 1000 - age),
-            ttl=policy_set.ttls[index] or _left_of_window(policy, reply, age),
-            blocked=charged_at == BLOCKED,
-        )
-        outcomes.append(outcome)
-    return tuple(outcomes)
 
 
 def _seconds(wait: int, age: float) -> float:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Container, Iterator
 
 from .. import backend, conf, limiter
 from ..core.keys import (
@@ -19,25 +18,9 @@ from ..core.login import NAME, NAME_AND_ADDRESS
 from ..core.policy import Policy
 from ..core.text import fold
 from ..stats import reader
+from ..stats.policies import all_policies
 
 MAX_WATCHED = 300  # per policy
-
-
-class Name(NamedTuple):
-    """A name, as it is encoded where a user has it and where nobody does."""
-
-    user_id: str
-    digest: str
-
-    @property
-    def unknown(self) -> EncodedIdentity:
-        return EncodedIdentity(f"{UNKNOWN_NAME}={self.digest}")
-
-    def is_in(self, identity: str) -> bool:
-        """Return whether an encoded identity is this name at an address."""
-        kind, text = decode(identity)
-        name = text.rpartition("@")[0]
-        return (kind, name) in ((LOGIN, self.user_id), (UNKNOWN_NAME, self.digest))
 
 
 def policies(counted: str) -> tuple[Policy, ...]:
@@ -55,18 +38,22 @@ def counts(policy: Policy, identity: str) -> bool | None:
     return False if kind in (LOGIN, UNKNOWN_NAME) else None
 
 
-def of_user(identity: EncodedIdentity) -> Iterator[EncodedIdentity]:
-    """Yield the identities that logins count of a user.
+def of_user(
+    identity: EncodedIdentity, known: Container[str]
+) -> Iterator[EncodedIdentity]:
+    """Yield the identities that logins count of a user, under known policies.
 
     Of addresses, those that came near a limit.
     """
-    name = _name_of(identity)
-    if name is None:
+    counting = _known_policies(known)
+    if not counting or decode(identity)[0] != "user":
         return
-    yield name.unknown
-    for policy in policies(NAME_AND_ADDRESS):
+
+    unknown = _unknown_name(identity)
+    yield unknown
+    for policy in counting:
         for _policy, watched in reader.watched(policy.name, limit=MAX_WATCHED):
-            if name.is_in(watched):
+            if _is_at_address(watched, identity, unknown):
                 yield EncodedIdentity(watched)
 
 
@@ -75,23 +62,36 @@ def reset(identity: EncodedIdentity, scope: str) -> None:
 
     Every key of these policies is looked at: the watched ones may not be all.
     """
-    name = _name_of(identity)
-    if name is None:
+    counting = _known_policies(all_policies())
+    if not counting or decode(identity)[0] != "user":
         return
-    for policy in policies(NAME_AND_ADDRESS):
+
+    unknown = _unknown_name(identity)
+    for policy in counting:
         if scope not in ("", policy.name):
             continue
+        found = {unknown}
         for keys in backend.scan(f"{COUNTER_PREFIX}{policy.name}/*"):
-            pairs = filter(None, map(parse_counter_key, keys))
-            for found in {found for _, found in pairs if name.is_in(found)}:
-                limiter.reset(found, policy)
-    for policy in policies(NAME):
-        if scope in ("", policy.name):
-            limiter.reset(name.unknown, policy)
+            for _policy, counted in filter(None, map(parse_counter_key, keys)):
+                if _is_at_address(counted, identity, unknown):
+                    found.add(counted)
+        for counted in found:
+            limiter.reset(counted, policy)
 
 
-def _name_of(identity: str) -> Name | None:
-    kind, text = decode(identity)
-    if kind != "user":
-        return None
-    return Name(text, credential_digest(fold(text), conf.secret()))
+def _known_policies(known: Container[str]) -> list[Policy]:
+    """Return the policies that count users, of those that are in use."""
+    counting = policies(NAME_AND_ADDRESS) + policies(NAME)
+    return [policy for policy in counting if policy.name in known]
+
+
+def _unknown_name(identity: str) -> EncodedIdentity:
+    """Return what logins count where nobody has the name."""
+    name = decode(identity)[1]
+    digest = credential_digest(fold(name), conf.secret())
+    return EncodedIdentity(f"{UNKNOWN_NAME}={digest}")
+
+
+def _is_at_address(counted: str, identity: str, unknown: str) -> bool:
+    """Return whether an identity is this user, or this name, at an address."""
+    return counted.rpartition("@")[0] in (f"{LOGIN}={identity}", unknown)

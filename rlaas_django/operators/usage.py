@@ -140,14 +140,14 @@ def identity_rows(
 
     With `policy`, under the policy of this name only.
     """
-    known = policies().values()
+    known = policies()
     counted = [*identities]
     for identity in identities:
-        counted += logins.of_user(identity)
+        counted += logins.of_user(identity, known)
     return _rows(
         (limiting, identity)
         for identity in dict.fromkeys(counted)
-        for limiting in known
+        for limiting in known.values()
         if policy in (None, limiting.name) and _limits(limiting, identity)
     )
 

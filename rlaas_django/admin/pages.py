@@ -200,14 +200,15 @@ def identity(
     if form is None:
         form = ActionForm(initial={"identity": encoded, "action": action})
 
-    policies = [row.outcome.policy.name for row in rows]
+    policies = {row.outcome.policy.name for row in rows}
+    counted = {encoded, *(row.outcome.identity for row in rows)}
 
     return {
         "title": label.name,
         "identity": label,
         "rows": shown,
         "unused": unused,
-        "refusals": explained_refusals(encoded, policies),
+        "refusals": explained_refusals(counted, policies),
         "active": [(override, labels[override.identity]) for override in active[::-1]],
         "history": entries(encoded, MAX_HISTORY),
         "is_network": is_network,

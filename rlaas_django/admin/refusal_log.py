@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -203,12 +203,12 @@ def _cell(value: object) -> object:
 
 
 def explained_refusals(
-    identity: str, policies: Iterable[str]
+    identities: Container[str], policies: Iterable[str]
 ) -> list[tuple[Group, str]]:
-    """Return the refusals of an identity in groups, each with its explanation."""
+    """Return the refusals of identities in groups, each with its explanation."""
     refusals = reader.refusals(policies)
     groups = group_refusals(
-        refusal for refusal in refusals if refusal.identity == identity
+        refusal for refusal in refusals if refusal.identity in identities
     )
     shown = groups[:MAX_EXPLAINED]
     find_blocks(shown)

@@ -24,6 +24,7 @@ from ..core.keys import (
 )
 from ..core.text import printable
 
+SHORT_DIGEST = 12  # characters; enough to tell names that nobody has from each other
 MAX_USERS = 20  # that a search returns
 MAX_SEARCH = 1000  # characters; SQLite raises an error for a pattern of 50,000
 MAX_ENCODED = 200  # characters of an encoded identity, as in the database
@@ -46,14 +47,18 @@ class IdentityLabel(NamedTuple):
         """The username, the IP address or another text."""
         if self.kind == "global":
             return gettext("all clients")
-        if self.user is None:
-            return printable(self.text)
+        name = self.text
+        if self.address:
+            name = name.rpartition("@")[0]
+        if self.user is not None:
+            name = self.user.get_username()
+        elif self.kind == UNKNOWN_NAME:
+            name = name[:SHORT_DIGEST]
 
-        name = printable(self.user.get_username())
-        if self.kind == LOGIN:
-            words = {"user": name, "address": self.address}
-            return gettext("%(user)s at %(address)s") % words
-        return name
+        if not self.address:
+            return printable(name)
+        words = {"user": printable(name), "address": self.address}
+        return gettext("%(user)s at %(address)s") % words
 
     @property
     def address(self) -> str:
@@ -88,8 +93,7 @@ class IdentityLabel(NamedTuple):
     @property
     def is_digest(self) -> bool:
         """Whether the text is a digest, which may be shortened."""
-        is_digest = self.kind in ("token", "header", UNKNOWN_NAME)
-        return is_digest or self.text.startswith("blake2=")
+        return self.kind in ("token", "header") or self.text.startswith("blake2=")
 
 
 def describe(identities: Iterable[str]) -> dict[str, IdentityLabel]:

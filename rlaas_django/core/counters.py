@@ -169,21 +169,18 @@ class SlidingLog(Counter):
 
     def check(self, arguments: ScriptArguments, now: int, cost: int) -> Usage:
         window = arguments.window
-        dead = bisect_right(self._stamps, now - window)
-        stamps = self._stamps[dead:]
-        if not stamps:
+        oldest = bisect_right(self._stamps, now - window)
+        if oldest == len(self._stamps):
             return Usage(0, 0, 0)
 
-        units = self._units[dead:]
-        count = sum(units)
-        excess = count + cost - arguments.limit
+        units = sum(self._units[oldest:])
+        excess = units + cost - arguments.limit
         wait = 0
-        for stamp, leaving in zip(stamps, units, strict=True):
-            if excess <= 0:
-                break
-            wait = stamp + window - now
-            excess -= leaving
-        return Usage(count, wait, stamps[-1] + window - now)
+        while excess > 0:
+            wait = self._stamps[oldest] + window - now
+            excess -= self._units[oldest]
+            oldest += 1
+        return Usage(units, wait, self._stamps[-1] + window - now)
 
     def charge(self, arguments: ScriptArguments, now: int, cost: int) -> int:
         dead = bisect_right(self._stamps, now - arguments.window)

@@ -7,8 +7,9 @@ A store decides as lua/driver.lua does; a `ProcessServer` stands before it where
 from __future__ import annotations
 
 import heapq
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from time import monotonic
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ import hiredis
 
 from .. import conf
 from ..core.algorithms import ALGORITHMS
-from ..core.counters import Counter, Usage
+from ..core.counters import Counter
 from ..core.policy import ScriptArguments
 from ..runtime import log, process
 from ..runtime.clock import local_time_ms
@@ -29,6 +30,12 @@ from .scripts import OVERRIDE, RECORD
 # Of the arguments of a script, as lua/driver.lua describes them.
 CHECK_SIZE = 7  # words per policy
 REFUND_SIZE = 6
+
+# The places of a policy's row in the reply.
+ALLOWED = 0
+REMAINING = 2
+RESET_AFTER = 4
+CHARGED_AT = 6
 NOT_CHARGED = -1  # in place of charged_at
 
 Key = tuple[str, str]  # of a counter: its algorithm and its key in Redis
@@ -40,7 +47,7 @@ LOG_INTERVAL = 3600.0  # seconds
 class ProcessStore:
     """The counters of this process, at most LOCAL_IDENTITIES."""
 
-    def __init__(self, max_entries: int | None = None) -> None:
+    def __init__(self, max_entries: float = math.inf) -> None:
         self._max_entries = max_entries  # of a log; see Counter
         self.reset()
 
@@ -59,15 +66,15 @@ class ProcessStore:
 
         There are no overrides.
         """
-        time, operation, unique, cost, *arguments = words
+        time, operation, unique, cost, *policies = words
         now = int(time or local_time_ms())
         with self._lock:
             if operation == "reset":
-                return self._reset(keys, now, arguments[::2])
+                return self._reset(keys, now, policies[::2])
             if operation == "refund":
-                return self._refund(keys, now, unique, int(cost), arguments)
+                return self._refund(keys, now, unique, int(cost), policies)
             charging = operation == "check"
-            return self._check(keys, now, int(cost), arguments, charging)
+            return self._check(keys, now, int(cost), policies, charging)
 
     def _check(
         self,
@@ -80,64 +87,25 @@ class ProcessStore:
         """Decide all policies, and charge all that pass or none."""
         rows = []
         passing = []
-        passes = True
-        for key, part in zip(keys, _parts(words, CHECK_SIZE), strict=False):
-            arguments = _script_arguments(part)
-            row = self._row(key, arguments, now, cost)
+        charging = charging and cost > 0
+        for key, arguments, is_shadow in _parts(keys, words, CHECK_SIZE):
+            counter = self._counter(key)
+            row = _row(counter, arguments, now, cost)
             rows.append(row)
-            if row[0]:
-                passing.append((row, key, arguments))
-            elif int(part[5]) == 0:  # not a shadow policy
-                passes = False
+            if row[ALLOWED]:
+                passing.append((row, key, counter, arguments))
+            elif not is_shadow:
+                charging = False
 
-        if charging and cost and passes:
-            for row, key, arguments in passing:
-                row[2] -= cost
-                row[4:] = self._charge(key, arguments, now, cost)
-            self._evict()
+        if charging:
+            for row, key, counter, arguments in passing:
+                row[CHARGED_AT] = counter.charge(arguments, now, cost)
+                row[REMAINING] -= cost
+                row[RESET_AFTER] = counter.check(arguments, now, 0).reset_after
+                # A window after it counts nothing, as the clock may step back.
+                counter.expires_at = now + row[RESET_AFTER] + arguments.window
+                self._keep(key, counter, now)
         return [now, *chain.from_iterable(rows)]
-
-    def _row(
-        self, key: str, arguments: ScriptArguments, now: int, cost: int
-    ) -> list[int]:
-        """Return what the reply says of a policy that is not charged."""
-        counter = self._counters.get((arguments.algo, key))
-        usage = Usage(0, 0, 0)
-        if counter is not None:
-            usage = counter.check(arguments, now, cost)
-
-        capacity = arguments.capacity
-        remaining = capacity - usage.units
-        allowed = cost <= remaining
-        retry_after = 0
-        if cost > capacity:
-            retry_after = -1
-        elif not allowed:
-            retry_after = usage.wait
-        return [
-            int(allowed),
-            usage.units,
-            max(0, remaining),
-            retry_after,
-            usage.reset_after,
-            capacity,
-            NOT_CHARGED,
-        ]
-
-    def _charge(
-        self, key: str, arguments: ScriptArguments, now: int, cost: int
-    ) -> tuple[int, int, int]:
-        """Charge, and return the end of the row."""
-        counter = self._counters.get((arguments.algo, key))
-        if counter is None:
-            counter = ALGORITHMS[arguments.algo].counter()
-            counter.max_entries = self._max_entries
-            self._keep((arguments.algo, key), counter, now)
-
-        charged_at = counter.charge(arguments, now, cost)
-        reset_after = counter.check(arguments, now, 0).reset_after
-        counter.expires_at = now + reset_after
-        return reset_after, arguments.capacity, charged_at
 
     def _refund(
         self,
@@ -148,61 +116,64 @@ class ProcessStore:
         words: Sequence[Any],
     ) -> list[int]:
         """Take back what a check charged; nothing where its marker is set already."""
-        parts = _parts(words, REFUND_SIZE)
-        if len(keys) > len(parts) and not self._mark(keys[-1], now, int(words[-1])):
+        has_marker = len(words) % REFUND_SIZE > 0
+        if has_marker and not self._mark(keys[-1], now, int(words[-1])):
             return []
 
         refunded = []
-        for key, part in zip(keys, parts, strict=False):
-            arguments = _script_arguments(part)
+        for key, arguments, stamp in _parts(keys, words, REFUND_SIZE):
             charged_at = None  # the newest units
             if unique:
-                charged_at = int(part[5])
-            counter = self._counters.get((arguments.algo, key))
-            units = 0
-            if counter is not None:
-                units = counter.refund(arguments, now, cost, charged_at)
+                charged_at = stamp
+            units = self._counter(key).refund(arguments, now, cost, charged_at)
             refunded.append(units)
         return refunded
 
     def _mark(self, key: str, now: int, ttl: int) -> bool:
         """Set a marker, and return whether it was not set yet."""
-        marker = self._counters.get((MARKER, key))
-        if marker is None:
-            marker = Counter()
-            self._keep((MARKER, key), marker, now)
+        marker = self._counters.get((MARKER, key), Counter())
         is_new = marker.expires_at <= now
         if is_new:
             marker.expires_at = now + ttl
-        self._evict()
+            self._keep((MARKER, key), marker, now)
         return is_new
 
     def _reset(self, keys: Sequence[str], now: int, algorithms: Sequence[str]) -> int:
-        """Delete counters; return how many counted something."""
+        """Delete counters; return how many there were."""
         deleted = 0
         for key in zip(algorithms, keys, strict=True):
-            counter = self._counters.get(key)
-            if counter is not None and counter.expires_at > now:
+            if self._counter(key).expires_at > now:
                 # In its place, as it is in the queue once.
-                self._counters[key] = ALGORITHMS[key[0]].counter()
+                self._counters[key] = self._new(key)
                 deleted += 1
         return deleted
 
-    def _keep(self, key: Key, counter: Counter, now: int) -> None:
-        self._counters[key] = counter
-        heapq.heappush(self._queue, (now, key))
+    def _counter(self, key: Key) -> Counter:
+        """Return a counter, or a new one that is not kept yet."""
+        return self._counters.get(key) or self._new(key)
 
-    def _evict(self) -> None:
-        """Drop what expires soonest, until there is room."""
-        excess = len(self._counters) - conf.config().local_identities
-        while excess > 0:
+    def _new(self, key: Key) -> Counter:
+        counter = ALGORITHMS[key[0]].counter()
+        counter.max_entries = self._max_entries
+        return counter
+
+    def _keep(self, key: Key, counter: Counter, now: int) -> None:
+        """Keep a counter, and make room for it if it is new."""
+        if key not in self._counters:
+            self._drop_expired(now)
+            heapq.heappush(self._queue, (counter.expires_at, key))
+        self._counters[key] = counter
+
+    def _drop_expired(self, now: int) -> None:
+        """Drop what has expired, and what expires soonest where the store is full."""
+        most = conf.config().local_identities
+        while self._queue and (self._queue[0][0] <= now or len(self._counters) >= most):
             expected, key = heapq.heappop(self._queue)
             expires_at = self._counters[key].expires_at
             if expires_at > expected:
                 heapq.heappush(self._queue, (expires_at, key))
             else:
                 del self._counters[key]
-                excess -= 1
 
 
 process_store = ProcessStore()
@@ -257,13 +228,35 @@ def _reply(call: Call) -> Any:
     return process_store.run(words[3:end_of_keys], words[end_of_keys:])
 
 
-def _parts(words: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    """Return the words of each policy."""
+def _parts(
+    keys: Sequence[str], words: Sequence[Any], size: int
+) -> Iterator[tuple[Key, ScriptArguments, int]]:
+    """Yield the key and the arguments of each policy, and the word after these."""
+    for index in range(len(words) // size):
+        algo, *numbers = words[size * index : size * index + REFUND_SIZE]
+        *arguments, last = map(int, numbers)
+        yield (algo, keys[index]), ScriptArguments(algo, *arguments), last
+
+
+def _row(
+    counter: Counter, arguments: ScriptArguments, now: int, cost: int
+) -> list[int]:
+    """Return what the reply says of a policy that is not charged."""
+    capacity = arguments.capacity
+    usage = counter.check(arguments, now, min(cost, capacity))
+    remaining = capacity - usage.units
+    allowed = cost <= remaining
+    retry_after = 0
+    if cost > capacity:
+        retry_after = -1
+    elif not allowed:
+        retry_after = usage.wait
     return [
-        words[start : start + size] for start in range(0, len(words) - size + 1, size)
+        int(allowed),
+        usage.units,
+        max(0, remaining),
+        retry_after,
+        usage.reset_after,
+        capacity,
+        NOT_CHARGED,
     ]
-
-
-def _script_arguments(words: Sequence[Any]) -> ScriptArguments:
-    algo, *numbers = words[:5]
-    return ScriptArguments(algo, *map(int, numbers))

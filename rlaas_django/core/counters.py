@@ -6,8 +6,9 @@ steps back admits nothing extra and loses nothing.
 
 from __future__ import annotations
 
+import collections
+import math
 from bisect import bisect_left, bisect_right
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -18,16 +19,16 @@ class Usage(NamedTuple):
     """What a counter says before a charge."""
 
     units: int
-    wait: int  # until a cost fits that does not fit yet, but is within the capacity
+    wait: int  # until a cost within the capacity fits; anything where it fits now
     reset_after: int  # until nothing is counted
 
 
 class Counter:
     """What is counted under one key. The store sets the attributes."""
 
-    # Of a log: a larger limit is counted in such parts of the window. None: exactly.
-    max_entries: int | None = None
-    expires_at = 0  # when nothing is counted any more, so that it can be dropped
+    # Of a log: a larger limit is counted in such parts of the window.
+    max_entries: float = math.inf
+    expires_at = 0  # when it can be dropped
 
     def check(self, arguments: ScriptArguments, now: int, cost: int) -> Usage:
         raise NotImplementedError
@@ -50,7 +51,8 @@ class FixedWindow(Counter):
     """The units of each window, as fixed_window.lua."""
 
     def __init__(self) -> None:
-        self._units: dict[tuple[int, int], int] = {}  # by window and its start
+        # By window and its index.
+        self._units: collections.Counter[tuple[int, int]] = collections.Counter()
 
     def check(
         self,
@@ -58,50 +60,104 @@ class FixedWindow(Counter):
         now: int,
         cost: int,  # noqa: ARG002
     ) -> Usage:
-        start = self._start(arguments.window, now)
-        units = self._units.get((arguments.window, start), 0)
-        left = start + arguments.window - now
+        window = arguments.window
+        index = self._index(window, now)
+        units = self._units[window, index]
+        left = (index + 1) * window - now
         reset_after = 0
         if units:
             reset_after = left
         return Usage(units, left, reset_after)
 
     def charge(self, arguments: ScriptArguments, now: int, cost: int) -> int:
-        start = self._start(arguments.window, now)
-        key = arguments.window, start
-        if key not in self._units:
+        window = arguments.window
+        index = self._index(window, now)
+        if not self._units[window, index]:
             self._drop_old(now)
-        self._units[key] = self._units.get(key, 0) + cost
-        return start
+        self._units[window, index] += cost
+        return index * window
 
     def refund(
         self, arguments: ScriptArguments, now: int, cost: int, charged_at: int | None
     ) -> int:
+        window = arguments.window
+        oldest = self._oldest(window, now)
+        is_newest = charged_at is None
         if charged_at is None:
             charged_at = now
-        if charged_at + arguments.window <= now:
-            return 0
 
-        key = arguments.window, charged_at - charged_at % arguments.window
-        refunded = min(cost, self._units.get(key, 0))
-        if refunded:
-            self._units[key] -= refunded
+        refunded = 0
+        if charged_at // window >= oldest:
+            refunded = self._take(window, charged_at // window, cost)
+        if is_newest:
+            refunded += self._take(window, oldest, cost - refunded)
         return refunded
 
-    def _start(self, window: int, now: int) -> int:
-        """Return the start of the window that counts now.
+    def _index(self, window: int, now: int) -> int:
+        """Return which window counts now.
 
         The next one where that has begun already: the clock stepped back.
         """
-        start = now - now % window
-        if (window, start + window) in self._units:
-            return start + window
-        return start
+        index = now // window
+        if (window, index + 1) in self._units:
+            return index + 1
+        return index
+
+    def _oldest(self, window: int, now: int) -> int:
+        """Return the oldest window that counts now, or counts in part."""
+        return now // window
+
+    def _take(self, window: int, index: int, cost: int) -> int:
+        """Take units of one window back, and return how many there were."""
+        taken = min(cost, self._units[window, index])
+        if taken:
+            self._units[window, index] -= taken
+        return taken
 
     def _drop_old(self, now: int) -> None:
-        for window, start in list(self._units):
-            if start + 2 * window <= now:
-                del self._units[window, start]
+        """Drop the windows before the previous one."""
+        for window, index in list(self._units):
+            if index < now // window - 1:
+                del self._units[window, index]
+
+
+class SlidingWindowCounter(FixedWindow):
+    """The units of a window and of the one before, as sliding_window_counter.lua."""
+
+    def check(self, arguments: ScriptArguments, now: int, cost: int) -> Usage:
+        limit = arguments.limit
+        window = arguments.window
+        index = self._index(window, now)
+        current = self._units[window, index]
+        previous = self._units[window, index - 1]
+        end = (index + 1) * window
+
+        units = current
+        reset_after = 0
+        if previous:
+            units += _ceil(previous * min(window, end - now), window)
+            reset_after = end - now
+        if current:
+            reset_after = end + window - now
+
+        wait = 0
+        if units + cost > limit:
+            # What was counted before a window takes no more than `spare` units once
+            # that part of the window has passed.
+            spare = limit - current - cost
+            if spare >= 0:
+                wait = end - spare * window // previous - now
+            else:
+                passed = (limit - cost) * window // current
+                wait = end + max(0, window - passed) - now
+        return Usage(units, wait, reset_after)
+
+    def _index(self, window: int, now: int) -> int:
+        """Return which window counts now: the latest, also after a step back."""
+        return max([now // window, *[index for _, index in self._units]])
+
+    def _oldest(self, window: int, now: int) -> int:
+        return self._index(window, now) - 1
 
 
 class SlidingLog(Counter):
@@ -109,167 +165,61 @@ class SlidingLog(Counter):
 
     def __init__(self) -> None:
         self._stamps: list[int] = []  # the oldest first
-        # The units up to each stamp, with those that were dropped.
-        self._totals: list[int] = []
-        self._dropped = 0
+        self._units: list[int] = []  # of each stamp
 
     def check(self, arguments: ScriptArguments, now: int, cost: int) -> Usage:
-        stamps = self._stamps
         window = arguments.window
-        dead = bisect_right(stamps, now - window)
-        if dead == len(stamps):
+        oldest = bisect_right(self._stamps, now - window)
+        if oldest == len(self._stamps):
             return Usage(0, 0, 0)
 
-        dead_units = self._units_before(dead)
-        units = self._totals[-1] - dead_units
+        units = sum(self._units[oldest:])
         excess = units + cost - arguments.limit
         wait = 0
-        if 0 < excess <= units:
-            last_to_leave = bisect_left(self._totals, dead_units + excess)
-            wait = stamps[last_to_leave] + window - now
-        return Usage(units, wait, stamps[-1] + window - now)
+        while excess > 0:
+            wait = self._stamps[oldest] + window - now
+            excess -= self._units[oldest]
+            oldest += 1
+        return Usage(units, wait, self._stamps[-1] + window - now)
 
     def charge(self, arguments: ScriptArguments, now: int, cost: int) -> int:
-        self._drop_dead(now - arguments.window)
+        dead = bisect_right(self._stamps, now - arguments.window)
+        del self._stamps[:dead]
+        del self._units[:dead]
 
         stamp = self._rounded(arguments, now)
         index = bisect_left(self._stamps, stamp)
-        if index == len(self._stamps) or self._stamps[index] != stamp:
-            total = self._units_before(index)
+        if stamp not in self._stamps[index : index + 1]:
             self._stamps.insert(index, stamp)
-            self._totals.insert(index, total)
-        self._add(index, cost)
+            self._units.insert(index, 0)
+        self._units[index] += cost
         return stamp
 
     def refund(
         self, arguments: ScriptArguments, now: int, cost: int, charged_at: int | None
     ) -> int:
-        dead = now - arguments.window
-        if charged_at is None:
-            return self._refund_newest(dead, cost)
-        if charged_at <= dead:
-            return 0
+        start = bisect_right(self._stamps, now - arguments.window)
+        end = len(self._stamps)
+        if charged_at is not None:
+            start = max(start, bisect_left(self._stamps, charged_at))
+            end = bisect_right(self._stamps, charged_at)
 
-        index = bisect_left(self._stamps, charged_at)
-        if index == len(self._stamps) or self._stamps[index] != charged_at:
-            return 0
-        return self._take(index, cost)
-
-    def _refund_newest(self, dead: int, cost: int) -> int:
         refunded = 0
-        while refunded < cost and self._stamps and self._stamps[-1] > dead:
-            refunded += self._take(len(self._stamps) - 1, cost - refunded)
+        for index in reversed(range(start, end)):
+            taken = min(cost - refunded, self._units[index])
+            refunded += taken
+            self._units[index] -= taken
+            if not self._units[index]:
+                del self._stamps[index]
+                del self._units[index]
         return refunded
 
     def _rounded(self, arguments: ScriptArguments, now: int) -> int:
         """Round up, so that units count for longer rather than shorter."""
-        if self.max_entries is None or arguments.limit <= self.max_entries:
+        if arguments.limit <= self.max_entries:
             return now
-        step = max(1, arguments.window // self.max_entries)
+        step = max(1, arguments.window // int(self.max_entries))
         return _ceil(now, step) * step
-
-    def _take(self, index: int, cost: int) -> int:
-        """Take units of one stamp back, and return how many there were."""
-        units = self._totals[index] - self._units_before(index)
-        taken = min(cost, units)
-        self._add(index, -taken)
-        if taken == units:
-            del self._stamps[index]
-            del self._totals[index]
-        return taken
-
-    def _add(self, index: int, units: int) -> None:
-        """Add units to a stamp; mostly it is the newest."""
-        for position in range(index, len(self._totals)):
-            self._totals[position] += units
-
-    def _units_before(self, index: int) -> int:
-        return self._totals[index - 1] if index else self._dropped
-
-    def _drop_dead(self, dead: int) -> None:
-        count = bisect_right(self._stamps, dead)
-        if count:
-            self._dropped = self._totals[count - 1]
-            del self._stamps[:count]
-            del self._totals[:count]
-
-
-class SlidingWindowCounter(Counter):
-    """The units of a window and of the one before, as sliding_window_counter.lua."""
-
-    def __init__(self) -> None:
-        self._index = -1  # of the window that was charged last
-        self._previous = 0
-        self._current = 0
-
-    def check(self, arguments: ScriptArguments, now: int, cost: int) -> Usage:
-        limit = arguments.limit
-        window = arguments.window
-        index, previous, current = self._at(now // window)
-        start = index * window
-
-        units = current
-        reset_after = 0
-        if previous:
-            elapsed = max(0, now - start)
-            units += _ceil(previous * (window - elapsed), window)
-            reset_after = start + window - now
-        if current:
-            reset_after = start + 2 * window - now
-
-        wait = 0
-        if units + cost > limit and cost <= limit:
-            # What was counted before a window takes no more than `spare` units once
-            # that part of the window has passed.
-            spare = limit - current - cost
-            if spare >= 0:
-                wait = start + window - spare * window // previous - now
-            else:
-                passed = (limit - cost) * window // current
-                wait = start + window + max(0, window - passed) - now
-        return Usage(units, wait, reset_after)
-
-    def charge(self, arguments: ScriptArguments, now: int, cost: int) -> int:
-        index, previous, current = self._at(now // arguments.window)
-        self._set(index, previous, current + cost)
-        return index * arguments.window
-
-    def refund(
-        self, arguments: ScriptArguments, now: int, cost: int, charged_at: int | None
-    ) -> int:
-        is_newest = charged_at is None
-        if charged_at is None:
-            charged_at = now
-        index, previous, current = self._at(now // arguments.window)
-        behind = index - charged_at // arguments.window
-
-        of_current = 0
-        if behind == 0:
-            of_current = min(cost, current)
-        of_previous = 0
-        if behind == 1 or is_newest:
-            of_previous = min(cost - of_current, previous)
-
-        refunded = of_current + of_previous
-        if refunded:
-            self._set(index, previous - of_previous, current - of_current)
-        return refunded
-
-    def _at(self, index: int) -> tuple[int, int, int]:
-        """Return the state as of a window: its index, and the previous and its units.
-
-        That of a later window where the clock stepped back.
-        """
-        if self._index >= index:
-            return self._index, self._previous, self._current
-        if self._index == index - 1:
-            return index, self._current, 0
-        return index, 0, 0
-
-    def _set(self, index: int, previous: int, current: int) -> None:
-        self._index = index
-        self._previous = previous
-        self._current = current
 
 
 class TokenBucket(Counter):
@@ -284,28 +234,27 @@ class TokenBucket(Counter):
         # Units charged; it starts by the clock, above that of a dropped bucket.
         self._total = 0
         # What was refunded of charges that were not the newest, by their total.
-        self._refunds: deque[tuple[int, int]] = deque(maxlen=16)
+        self._refunds: collections.deque[tuple[int, int]] = collections.deque(maxlen=16)
 
     def check(self, arguments: ScriptArguments, now: int, cost: int) -> Usage:
-        limit = arguments.limit
         window = arguments.window
-        used, stamp = self._at(arguments, now)
+        used = self._used_at(arguments, now)
         if not used:
             return Usage(0, 0, 0)
 
         # The clock stepped back, and refills nothing until it is there again.
-        ahead = stamp - now
-        wait = 0
+        ahead = max(0, self._stamp - now)
         excess = used - (arguments.capacity - cost) * window
-        if excess > 0:
-            wait = ahead + _ceil(excess, limit)
-        return Usage(_ceil(used, window), wait, ahead + _ceil(used, limit))
+        wait = ahead + _ceil(excess, arguments.limit)
+        reset_after = ahead + _ceil(used, arguments.limit)
+        return Usage(_ceil(used, window), wait, reset_after)
 
     def charge(self, arguments: ScriptArguments, now: int, cost: int) -> int:
-        used, self._stamp = self._at(arguments, now)
+        used = self._used_at(arguments, now)
         if not used:
             self._refunds.clear()  # every charge so far has been refilled
         self._used = used + cost * arguments.window
+        self._stamp = max(now, self._stamp)
         self._total = (self._total or now * 100) + cost
         return self._total
 
@@ -320,7 +269,7 @@ class TokenBucket(Counter):
 
         # A refill goes to the oldest charge.
         window = arguments.window
-        used, stamp = self._at(arguments, now)
+        used = self._used_at(arguments, now)
         left = used - (self._total - charged_at) * window
         left += sum(part for later, part in self._refunds if later > charged_at)
         refunded = min(cost * window, left, used)
@@ -332,15 +281,13 @@ class TokenBucket(Counter):
         elif not is_newest and refunded == cost * window:
             self._total -= cost  # as if it had not been charged
         self._used = used - refunded
-        self._stamp = stamp
+        self._stamp = max(now, self._stamp)
         return _ceil(refunded, window)
 
-    def _at(self, arguments: ScriptArguments, now: int) -> tuple[int, int]:
-        """Return what is missing, and the stamp of that."""
-        if now <= self._stamp:
-            return self._used, self._stamp
-        refilled = (now - self._stamp) * arguments.limit
-        return max(0, self._used - refilled), now
+    def _used_at(self, arguments: ScriptArguments, now: int) -> int:
+        """Return what is missing after the refills since the stamp."""
+        passed = max(0, now - self._stamp)
+        return max(0, self._used - passed * arguments.limit)
 
 
 def _ceil(number: int, divisor: int) -> int:

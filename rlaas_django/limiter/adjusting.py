@@ -18,10 +18,10 @@ from ..core.decision import Decision
 from ..core.keys import Identity
 from ..core.policy import Policy
 from ..runtime.clock import script_time
-from . import replies
 from .fallback import LocalReceipt
 from .plan import Check, plan
 from .refusal_cache import Counter, cached_refusals
+from .replies import charged_counters, decided_arguments, refund_arguments
 
 # What a refund takes for each policy, after the check's unique id and its cost: the
 # policy's ScriptArguments, and charged_at.
@@ -57,7 +57,7 @@ class _Refund:
         check, reply = receipt
         keys, words = refund_arguments(check, reply)
         if keys:
-            self._counters += replies.charged_counters(check, reply)
+            self._counters += charged_counters(check, reply)
             self.calls.append(refund_call(keys, words))
 
     def result(self, results: Iterable[Any]) -> Refunded:
@@ -148,7 +148,7 @@ def refund_units(identity: Identity, policy: Policy, units: int) -> int:
     call = peek.pack()
     call.for_page = True
     reply = backend.execute(topology, call)
-    arguments = replies.decided_arguments(peek, reply, 0)
+    arguments = decided_arguments(peek, reply, 0)
     call = refund_call(keys, ["", units, *arguments, 0])
     call.for_page = True
     refunded = sum(backend.execute(topology, call))
@@ -183,21 +183,6 @@ def require_refunded(refunded: Refunded) -> bool:
     if refunded.error is not None:
         raise refunded.error
     return refunded.units > 0
-
-
-def refund_arguments(check: Check, reply: list[int]) -> tuple[list[str], list[Any]]:
-    """Return the arguments of the refund of what a check charged.
-
-    The keys of the counters, and the words that follow.
-    """
-    all_keys = check.policy_set.keys(check.identities)
-    keys = []
-    words: list[Any] = [check.unique, check.cost]
-    for index, stamp in replies.charge_stamps(check, reply).items():
-        keys.append(all_keys[index])
-        words += replies.decided_arguments(check, reply, index)
-        words.append(stamp)
-    return keys, words
 
 
 def refund_call(keys: Sequence[str], words: Sequence[Any]) -> Call:

@@ -5,17 +5,16 @@ Fail open, fail closed, or count in this process.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import conf
 from ..backend.process_store import ProcessStore
 from ..core.decision import Decision, Outcome, passes
-from ..core.policy import Policy, ScriptArguments
+from ..core.policy import Policy
 from ..runtime import process
 from .plan import Check
-from .replies import NOT_CHARGED, ROW
+from .replies import read, refund_arguments
 
 # Retry-After in seconds when a policy fails closed.
 RETRY_AFTER = 1.0
@@ -30,14 +29,11 @@ process.on_fork(local_store.reset)
 class LocalReceipt(NamedTuple):
     """What a check charged in this process, for its refund."""
 
-    key: str
-    arguments: ScriptArguments
-    cost: int
-    charged_at: int
+    keys: list[str]
+    words: list[Any]
 
     def refund(self) -> int:
-        words = ("", "refund", "a check", self.cost, *self.arguments, self.charged_at)
-        return sum(local_store.run([self.key], words))
+        return sum(local_store.run(self.keys, ("", "refund", *self.words)))
 
 
 def decide_all(check: Check) -> Decision:
@@ -58,79 +54,43 @@ def decide_all(check: Check) -> Decision:
 
 def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> Decision:
     """Decide these policies of a check."""
-    policies = [check.policy_set.policies[i] for i in indexes]
-    fails_closed = any(
-        policy.on_failure == "closed" and not policy.shadow for policy in policies
-    )
-    counted = [
-        i
-        for i, policy in zip(indexes, policies, strict=True)
-        if policy.on_failure == "local"
-    ]
-    charge = charge and not fails_closed
-    rows, receipts = _count(check, counted, charge=charge)
-    outcomes = []
-    for i, policy in zip(indexes, policies, strict=True):
-        identity = check.identities[i]
-        if i in rows:
-            outcomes.append(_counted(policy, identity, rows[i]))
-        else:
-            outcomes.append(uncounted(policy, identity, degraded=True))
-    return Decision(passes(outcomes), tuple(outcomes), receipts)
+    policies = check.policy_set.policies
+    outcomes = {
+        i: uncounted(policies[i], check.identities[i], degraded=True) for i in indexes
+    }
+    charge = charge and passes(outcomes.values())
 
-
-def _count(
-    check: Check, indexes: Sequence[int], *, charge: bool
-) -> tuple[dict[int, list[int]], list[LocalReceipt]]:
-    """Count policies in this process; return the row of each, and the receipts."""
-    share = conf.config().local_share
-    all_keys = check.policy_set.keys(check.identities)
-    keys = [all_keys[i] for i in indexes]
-    shares = [_share(check.policy_set.arguments[i], share) for i in indexes]
-
-    words: list[Any] = ["", "check" if charge else "peek", "", check.cost]
-    for i, arguments in zip(indexes, shares, strict=True):
-        policy = check.policy_set.policies[i]
-        words += (*arguments, int(policy.shadow), policy.name)
-    reply = local_store.run(keys, words)
-
-    rows = {}
     receipts = []
-    for n, (i, arguments) in enumerate(zip(indexes, shares, strict=True)):
-        row = reply[ROW * n + 1 : ROW * n + ROW + 1]
-        rows[i] = row
-        charged_at = row[-1]
-        if charged_at != NOT_CHARGED:
-            receipts.append(LocalReceipt(keys[n], arguments, check.cost, charged_at))
-    return rows, receipts
+    counted = [i for i in indexes if policies[i].on_failure == "local"]
+    if counted:
+        part = check.part(counted, charge=charge)
+        reply = _count(part)
+        decision = read(part, reply)
+        for i, outcome in zip(counted, decision.outcomes, strict=True):
+            outcomes[i] = outcome._replace(degraded=True)
+        if decision.receipts:
+            receipts = [LocalReceipt(*refund_arguments(part, reply))]
+    return Decision(passes(outcomes.values()), tuple(outcomes.values()), receipts)
 
 
-def _share(arguments: ScriptArguments, processes: int) -> ScriptArguments:
-    """Return the share of one process, which is one unit at least."""
-    return arguments._replace(
-        limit=max(1, arguments.limit // processes),
-        capacity=max(1, arguments.capacity // processes),
-    )
+def _count(check: Check) -> list[int]:
+    """Count a check in this process, which has a share of each limit."""
+    processes = conf.config().local_share
+    policy_set = check.policy_set
+    operation = "check" if check.charge else "peek"
+    check.unique = "local"
+    words: list[Any] = ["", operation, check.unique, check.cost]
+    limits = []
+    for policy, whole in zip(policy_set.policies, policy_set.arguments, strict=True):
+        # One unit at least.
+        limit = max(1, whole.limit // processes)
+        capacity = max(1, whole.capacity // processes)
+        share = whole._replace(limit=limit, capacity=capacity)
+        words += (*share, int(policy.shadow), policy.name)
+        limits.append(limit)
 
-
-def _counted(policy: Policy, identity: str, row: Sequence[int]) -> Outcome:
-    """Return the outcome of a policy that this process counts."""
-    allowed, count, remaining, wait, reset_after, capacity, _ = row
-    retry_after = wait / 1000
-    if wait < 0:
-        retry_after = math.inf
-    return Outcome(
-        policy,
-        identity,
-        allowed == 1,
-        capacity,
-        count,
-        remaining,
-        retry_after,
-        reset_after / 1000,
-        policy.window,
-        degraded=True,
-    )
+    reply: list[int] = local_store.run(policy_set.keys(check.identities), words)
+    return reply + limits  # as under an override
 
 
 def uncounted(policy: Policy, identity: str, *, degraded: bool = False) -> Outcome:

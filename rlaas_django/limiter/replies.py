@@ -9,7 +9,7 @@ follows.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.decision import Decision, Outcome
 from ..core.policy import Policy, ScriptArguments
@@ -173,6 +173,21 @@ def decided_arguments(check: Check, reply: list[int], index: int) -> ScriptArgum
     if capacity != arguments.capacity:
         return arguments._replace(limit=capacity, capacity=capacity)
     return arguments
+
+
+def refund_arguments(check: Check, reply: list[int]) -> tuple[list[str], list[Any]]:
+    """Return the arguments of the refund of what a check charged.
+
+    The keys of the counters, and the words that follow.
+    """
+    all_keys = check.policy_set.keys(check.identities)
+    keys = []
+    words: list[Any] = [check.unique, check.cost]
+    for index, stamp in charge_stamps(check, reply).items():
+        keys.append(all_keys[index])
+        words += decided_arguments(check, reply, index)
+        words.append(stamp)
+    return keys, words
 
 
 def passes_below(decision: Decision, percent: int) -> bool:

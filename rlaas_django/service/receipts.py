@@ -20,11 +20,11 @@ from ..core.keys import parse_counter_key
 from ..limiter import Check
 from ..limiter.adjusting import (
     CHARGE_SIZE,
-    refund_arguments,
     refund_call,
     require_refunded,
     sum_refunds,
 )
+from ..limiter.replies import refund_arguments
 
 MARKER_PREFIX = "rlaas:refunded:"
 SALT = "rlaas_django.receipt"

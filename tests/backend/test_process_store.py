@@ -372,6 +372,18 @@ def test_what_expires_soonest_is_evicted(in_process, configure, clock):
     assert len(process_store) == 3
 
 
+def test_expired_counters_are_dropped_when_a_new_one_is_kept(in_process, algo, clock):
+    """They are kept for a window longer than they count, for a clock that steps back."""
+    policy = Policy("p", "1/m", algo=algo)
+    check("alice", policy)
+    clock.tick(MINUTE)
+    check("bob", policy)
+    assert len(process_store) == 2
+    clock.tick(3 * MINUTE)
+    check("carol", policy)
+    assert len(process_store) == 1
+
+
 def test_a_reset_counter_is_evicted_and_counts_anew(in_process, configure, clock):
     configure(LOCAL_IDENTITIES=2)
     policy = Policy("p", "2/m")

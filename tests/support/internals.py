@@ -57,11 +57,12 @@ from rlaas_django.limiter import (
     refund_units,
     refusal_cache,
 )
-from rlaas_django.limiter.adjusting import refund_arguments, refund_call
+from rlaas_django.limiter.adjusting import refund_call
 from rlaas_django.limiter.fallback import MAX_ENTRIES, local_store
 from rlaas_django.limiter.plan import plan as check_plan
 from rlaas_django.limiter.plan import plan_encoded
 from rlaas_django.limiter.replies import read as read_reply
+from rlaas_django.limiter.replies import refund_arguments
 from rlaas_django.management import doctor
 from rlaas_django.management.base import Output as CommandOutput
 from rlaas_django.management.base import Styled

@@ -22,6 +22,7 @@ from django.core.management import call_command
 from django.http import HttpResponse, JsonResponse
 from django.test import RequestFactory
 from django.urls import include
+from django.views.decorators.csrf import csrf_exempt
 from ninja import NinjaAPI
 from ninja.security import HttpBasicAuth
 from rest_framework.authentication import BasicAuthentication
@@ -376,6 +377,21 @@ def test_the_sixth_wrong_password_is_a_429_in_every_view(login_site, settings, w
     assert len(Counting.compared) == 5
     assert_refusal(responses[-1], violated=["login-name-and-address-300s"])
     assert responses[-1].headers["Retry-After"] == "300"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "text"),
+    [
+        ("application/x-www-form-urlencoded", '{"x": "&username=decoy%d&", "username": "alice", "password": "%d"}'),
+        ("application/json; charset=utf-7", '{"username": "alice", "password": "%d %d"}'),
+        ("text/plain", '{"username": "decoy%d", "username": "alice", "password": "%d"}'),
+    ],
+)
+def test_however_a_body_is_spelled_its_password_is_compared_five_times(login_site, content_type, text):
+    login_site.serve({"login/": csrf_exempt(json_view)}, MIDDLEWARE)
+    for n in range(50):
+        login_site.post("/login/", (text % (n, n)).encode(), content_type=content_type)
+    assert Counting.compared == ["alice"] * 5
 
 
 @both_ways

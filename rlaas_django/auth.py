@@ -11,7 +11,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from django.contrib.auth import backends, get_user_model
-from django.core.exceptions import MultipleObjectsReturned, ObjectDoesNotExist
+from django.core.exceptions import (
+    FieldError,
+    MultipleObjectsReturned,
+    ObjectDoesNotExist,
+)
 from django.views.decorators.debug import sensitive_variables
 
 from . import conf
@@ -55,7 +59,7 @@ class LoginRateLimitMixin(Backend):
         # ValueError: PostgreSQL takes no NUL character.
         with suppress(ObjectDoesNotExist, MultipleObjectsReturned, ValueError):
             user_ids.append(manager.get_by_natural_key(name).pk)
-        with suppress(ValueError):
+        with suppress(FieldError, ValueError):  # not every model has an e-mail address
             if is_email:
                 users = manager.filter(**{f"{email}__iexact": name}).order_by("pk")
                 user_ids += users.values_list("pk", flat=True)[:1]

@@ -20,7 +20,15 @@ from django.views.decorators.debug import sensitive_variables
 
 from . import conf
 from .http import login
-from .http.attempts import acharge, asettle, begin, charge, name_in, settle
+from .http.attempts import (
+    AMBIGUOUS,
+    acharge,
+    asettle,
+    begin,
+    charge,
+    name_in,
+    settle,
+)
 from .runtime import registry
 from .runtime.registry import LimitedView
 
@@ -48,22 +56,29 @@ class LoginRateLimitMixin(Backend):
         By the name as Django's ModelBackend finds it, otherwise by the e-mail address.
         Override it where the site's users log in by something else.
         """
+        name = name_in(credentials)
+        if name == AMBIGUOUS:
+            return None
+
         model: Any = get_user_model()
         manager = model._default_manager
-        name = name_in(credentials)
         email = getattr(model, "EMAIL_FIELD", "email")
         is_email = "@" in str(name) and email != model.USERNAME_FIELD
 
         # Both are looked up in any case: the time does not tell whether there is one.
-        user_ids = []
+        user_ids = set()
         # ValueError: PostgreSQL takes no NUL character.
         with suppress(ObjectDoesNotExist, MultipleObjectsReturned, ValueError):
-            user_ids.append(manager.get_by_natural_key(name).pk)
+            user_ids.add(manager.get_by_natural_key(name).pk)
         with suppress(FieldError, ValueError):  # not every model has an e-mail address
             if is_email:
                 users = manager.filter(**{f"{email}__iexact": name}).order_by("pk")
-                user_ids += users.values_list("pk", flat=True)[:1]
-        return next(iter(user_ids), None)
+                user_ids.update(users.values_list("pk", flat=True)[:2])
+
+        # A name of one user that is the address of another is counted as a name.
+        if len(user_ids) == 1:
+            return user_ids.pop()
+        return None
 
     @sensitive_variables()
     def authenticate(self, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,8 +87,8 @@ class LoginRateLimitMixin(Backend):
         attempt = begin(self, compare, request, args, kwargs)
         if attempt is None:
             return None
-        charge(attempt)
         with attempt.running():
+            charge(attempt)
             user = compare(request, *args, **kwargs)
         return settle(attempt, user)
 
@@ -84,8 +99,8 @@ class LoginRateLimitMixin(Backend):
         attempt = begin(self, compare, request, args, kwargs)
         if attempt is None:
             return None
-        await acharge(attempt)
         with attempt.running():
+            await acharge(attempt)
             user = await compare(request, *args, **kwargs)
         return await asettle(attempt, user)
 

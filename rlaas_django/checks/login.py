@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
-from django.contrib.auth import get_backends
+from django.contrib.auth import get_backends, get_user_model
 from django.core import checks
 
 from .. import conf
@@ -62,8 +63,13 @@ def _problems(backends: Sequence[Any]) -> Iterator[Problem]:
 
 
 def _is_limited(backend: Any) -> bool:
-    """Return whether a backend is of our mixin, by an attribute that it has."""
-    return getattr(backend, "limits_logins", False)
+    """Return whether our mixin, or a class of it, is the first that authenticates."""
+    return getattr(_authenticating_class(backend), "limits_logins", False)
+
+
+def _authenticating_class(backend: Any) -> type:
+    classes = type(backend).__mro__
+    return next(cls for cls in classes if "authenticate" in vars(cls))
 
 
 def _compares_passwords(backend: Any) -> bool:
@@ -71,11 +77,12 @@ def _compares_passwords(backend: Any) -> bool:
     # Not where the app of users is not installed.
     from django.contrib.auth.backends import BaseBackend
 
-    if type(backend).authenticate is BaseBackend.authenticate:
+    if _authenticating_class(backend) is BaseBackend:
         return False
-    try:
-        signature = inspect.signature(backend.authenticate)
-        signature.bind(None, username="", password="")
-    except (TypeError, ValueError):
-        return False
-    return True
+
+    signature = inspect.signature(backend.authenticate)
+    for name in ("username", get_user_model().USERNAME_FIELD, "email", "phone"):
+        with suppress(TypeError):
+            signature.bind(None, **{name: "", "password": ""})
+            return True
+    return False

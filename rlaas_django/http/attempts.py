@@ -36,10 +36,9 @@ from ..core.policy import Policy
 from ..core.text import fold
 from ..limiter import Check, compile_policies
 from ..runtime import log, observers, process
-from . import login
+from . import login, trusted_credentials
 from .proxies import client_address
 from .request_state import Charge
-from .trusted_credentials import digest_of, trusted
 
 SOURCE = "login"  # of attempts without a request, in the statistics and the log
 
@@ -60,6 +59,8 @@ PRIVATE_NETWORKS = [
     )
 ]
 
+AMBIGUOUS = "\0ambiguous"  # no folded name has a control character
+
 Credentials = Mapping[str, Any]
 
 
@@ -77,24 +78,35 @@ class Attempt:
         self.decision: Decision | None = None
 
         self._backends = {type(backend)}  # those that took part
-        self._logins = login.logins_of(request)
+        self._attach(request)
+
+    def _attach(self, request: Any) -> None:
+        """Note which request the credentials came with, if any did."""
+        self.logins = login.logins_of(request)
         self.request = request
         if not hasattr(request, "META"):  # there is none, or it is not of Django
             self.request = None
-            if self._logins is not None:
-                self.request = self._logins.state.request
+            if self.logins is not None:
+                self.request = self.logins.state.request
+
+    def detach(self) -> None:
+        """Drop what may have the password: the context keeps the latest attempt."""
+        self.credentials = {}
+        self.logins = None
+        self.request = None
 
     @property
     def is_due(self) -> bool:
         """Whether it is still to be charged."""
         return self.is_counted and not self.is_trusted and self.decision is None
 
-    def continues_with(self, backend: Any) -> bool:
+    def continues_with(self, backend: Any, request: Any) -> bool:
         """Go on with a further backend; return False for the same one again."""
         if type(backend) in self._backends:
             return False
         self._backends.add(type(backend))
         self.backend = backend
+        self._attach(request)
         return True
 
     @contextmanager
@@ -103,8 +115,18 @@ class Attempt:
         self.is_running = True
         try:
             yield
+        except BaseException:
+            self.detach()
+            raise
         finally:
             self.is_running = False
+
+    def find_user_id(self) -> Any:
+        """Return the primary key of the user.
+
+        Without an argument, which a report of an error in a thread would show.
+        """
+        return self.backend.get_user_id(self.credentials)
 
     def plan(self, user_id: Any) -> Check | None:
         """Plan the check of the user who has the name, or of the name if nobody has."""
@@ -133,8 +155,10 @@ class Attempt:
         if user_id is None:
             # A digest: people type passwords into the field for the name.
             kind = UNKNOWN_NAME
-            folded = fold(str(name_in(self.credentials)))
-            name = credential_digest(folded, conf.secret())
+            name = name_in(self.credentials) or ""
+            if name != AMBIGUOUS:
+                name = fold(name)
+            name = credential_digest(name, conf.secret())
             identity = f"{kind}={name}"
 
         encoded = encode_address(address, conf.config().encoding.ipv6_prefix)
@@ -147,9 +171,8 @@ class Attempt:
     def keep(self, decision: Decision) -> None:
         """Keep what was decided, for the statistics, the log and the response."""
         self.decision = decision
-        self.credentials = {}  # the context keeps this attempt until the next one
-        if self._logins is not None:
-            self._logins.note(decision)
+        if self.logins is not None:
+            self.logins.note(decision)
         else:
             observers.observe(decision, SOURCE)
 
@@ -164,30 +187,31 @@ class Attempt:
         """Raise PermissionDenied for a refusal."""
         if self.decision is not None and not self.decision.allowed:
             _current.set(None)
-            login.refused.set(self._logins)
+            login.refused.set(self.logins)
+            self.detach()
             raise PermissionDenied("Too many attempts to log in.")
 
     def fail(self) -> None:
         """Note that the credentials are wrong; if they were trusted, they count now."""
         if self.is_trusted:
             self.is_trusted = False
-            trusted.delete(self.digest)
+            trusted_credentials.trusted.delete(self.digest)
 
     def succeed(self) -> list[Decision]:
         """Note that the credentials are right, and return what is to be refunded."""
-        if self._logins is not None:
-            self._logins.succeeded = True
+        if self.logins is not None:
+            self.logins.succeeded = True
         if not self.is_counted:
             return []
 
         _current.set(None)
-        trusted.set(self.digest, _path(self.backend))
+        trusted_credentials.trusted.set(self.digest, _path(self.backend))
         return [] if self.decision is None else [self.decision]
 
     def note_refund(self) -> None:
         """Note that it was refunded, for the headers of the response."""
-        if self._logins is not None and self.decision is not None:
-            self._logins.state.note_refund(Charge(self.decision, 1))
+        if self.logins is not None and self.decision is not None:
+            self.logins.state.note_refund(Charge(self.decision, 1))
 
 
 # The latest attempt of this context, which a further backend may continue.
@@ -213,19 +237,19 @@ def begin(
         return None
 
     attempt = Attempt(backend, request, credentials)
-    config = conf.config()
-    if name_in(credentials) is None or not config.login or not config.enabled:
+    if name_in(credentials) is None or not _is_limited():
         return attempt
 
-    attempt.digest = digest_of(credentials)
     current = _current.get()
-    if current is not None and current.digest == attempt.digest:
-        if current.is_running and current.backend is backend:
-            return attempt
-        if current.continues_with(backend):
-            return current
+    if current is not None and current.is_running and current.backend is backend:
+        current.is_running = False  # once: further calls compare something else
+        return attempt
+    attempt.digest = trusted_credentials.digest_of(credentials)
+    is_same = current is not None and current.digest == attempt.digest
+    if current is not None and is_same and current.continues_with(backend, request):
+        return current
 
-    trusted_backend = trusted.get(attempt.digest)
+    trusted_backend = trusted_credentials.trusted.get(attempt.digest)
     attempt.is_trusted = trusted_backend == _path(backend)
     # Another one that they were right for comes later, and counts them if need be.
     attempt.is_counted = trusted_backend is None or attempt.is_trusted
@@ -242,6 +266,7 @@ def settle(attempt: Attempt, user: Any) -> Any:
     if user is None:
         attempt.fail()
         charge(attempt)
+        attempt.detach()
         return None
     for decision in attempt.succeed():
         with suppress(UnavailableError):  # what was charged ends with its window
@@ -255,6 +280,7 @@ async def asettle(attempt: Attempt, user: Any) -> Any:
     if user is None:
         attempt.fail()
         await acharge(attempt)
+        attempt.detach()
         return None
     for decision in attempt.succeed():
         with suppress(UnavailableError):
@@ -270,7 +296,7 @@ def charge(attempt: Attempt) -> None:
     """
     if not attempt.is_due:
         return
-    check = attempt.plan(attempt.backend.get_user_id(attempt.credentials))
+    check = attempt.plan(attempt.find_user_id())
     if check is not None:
         attempt.keep(limiter.decide(check))
     if attempt.is_exceeding:
@@ -284,8 +310,7 @@ async def acharge(attempt: Attempt) -> None:
     """As `charge`, natively async."""
     if not attempt.is_due:
         return
-    get_user_id = sync_to_async(attempt.backend.get_user_id)
-    check = attempt.plan(await get_user_id(attempt.credentials))
+    check = attempt.plan(await sync_to_async(attempt.find_user_id)())
     if check is not None:
         attempt.keep(await limiter.adecide(check))
     if attempt.is_exceeding:
@@ -293,6 +318,11 @@ async def acharge(attempt: Attempt) -> None:
             signals.rate_limited, request=attempt.request, decision=attempt.decision
         )
     attempt.require_allowed()
+
+
+def _is_limited() -> bool:
+    config = conf.config()
+    return config.enabled and bool(config.login)
 
 
 @sensitive_variables()
@@ -316,22 +346,27 @@ def _credentials(
             credentials.update(value)
         else:
             credentials[name] = value
-    return credentials
+    return {name: value for name, value in credentials.items() if value is not None}
 
 
 @sensitive_variables()
-def name_in(credentials: Credentials) -> Any:
-    """Return the name in credentials; None where they have none, or nothing else."""
-    given = {field: value for field, value in credentials.items() if value is not None}
-    if len(given) < 2:
+def name_in(credentials: Credentials) -> str | None:
+    """Return the name in credentials; None where they have none, or nothing else.
+
+    AMBIGUOUS where they have several: it depends on the backend which one it compares.
+    """
+    if len(credentials) < 2:
         return None
 
     model: Any = get_user_model()
-    email = getattr(model, "EMAIL_FIELD", "email")
-    for field in (model.USERNAME_FIELD, "username", email):
-        if field in given:
-            return given[field]
-    return None
+    fields = (model.USERNAME_FIELD, "username", getattr(model, "EMAIL_FIELD", "email"))
+    names = {str(credentials[field]) for field in fields if field in credentials}
+    if len(names) > 1:
+        return AMBIGUOUS
+    if not names and "password" in credentials:  # such as the number of a phone
+        others = [field for field in credentials if field != "password"]
+        names = {str(credentials[others[0]])}
+    return next(iter(names), None)
 
 
 def _path(backend: Any) -> str:

@@ -70,7 +70,7 @@ def login_failed(response: HttpResponseBase) -> bool:  # noqa: ARG001
 def watch(state: RequestState) -> Logins | None:
     """Watch for logins until `unwatch`; None where limits around these do."""
     outer = _current.get()
-    if outer is not None and not outer.ended:
+    if outer is not None and outer.state is state and not outer.ended:
         return None
     logins = Logins(state)
     setattr(state.request, LOGINS, logins)

@@ -16,25 +16,36 @@ from django.views.decorators.debug import sensitive_variables
 
 from ..runtime import process
 
-# The backend that accepted credentials, by a digest of them.
-trusted = LocMemCache(__name__, {"TIMEOUT": 300, "MAX_ENTRIES": 10_000})
 
-_key = b""  # of the digests
+def _make_cache() -> LocMemCache:
+    # By the process, as a fork inherits the lock of a cache, which a thread may hold.
+    name = f"{__name__} {os.getpid()}"
+    return LocMemCache(name, {"TIMEOUT": 300, "MAX_ENTRIES": 10_000})
+
+
+trusted = _make_cache()  # the backend that accepted credentials, by their digest
+_key = os.urandom(32)  # of the digests
 
 
 def reset() -> None:
     """Trust nothing: what is kept has digests of another key."""
-    global _key
+    global trusted, _key
+    trusted = _make_cache()
     _key = os.urandom(32)
 
 
-reset()
 process.on_fork(reset)
 
 
 @sensitive_variables()
 def digest_of(credentials: Mapping[str, Any]) -> str:
-    """Return a digest of credentials, by which they are known again."""
+    """Return a digest of credentials, by which they are known again.
+
+    Of values that may not show what they are, it is another one each time.
+    """
+    if not all(isinstance(value, (str, bytes, int)) for value in credentials.values()):
+        return os.urandom(16).hex()
+
     text = repr(sorted(credentials.items()))
     encoded = text.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(encoded, key=_key, digest_size=16).hexdigest()

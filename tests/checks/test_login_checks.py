@@ -21,6 +21,15 @@ class Unlimited(ModelBackend):
     pass
 
 
+class Reversed(ModelBackend, LoginRateLimitMixin):
+    pass
+
+
+class ByEmail(ModelBackend):
+    def authenticate(self, request, email, password):
+        return None
+
+
 @pytest.fixture
 def ids(settings):
     """Return the ids of the checks, and what they say, for these backends."""
@@ -89,6 +98,14 @@ def test_a_second_backend_that_compares_passwords_warns(ids):
     found = ids(LIMITED, f"{__name__}.Unlimited")
     assert [*found] == ["W022"]
     assert "Unlimited in AUTHENTICATION_BACKENDS compares passwords" in found["W022"]
+
+
+def test_a_mixin_behind_its_base_limits_nothing(ids):
+    assert [*ids(LIMITED, f"{__name__}.Reversed")] == ["W022"]
+
+
+def test_a_backend_that_takes_an_e_mail_address_compares_passwords(ids):
+    assert [*ids(LIMITED, f"{__name__}.ByEmail")] == ["W022"]
 
 
 def test_without_the_middleware_it_warns(ids):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
@@ -467,6 +469,81 @@ def test_any_name_is_counted(name, client):
         attempt(f"wrong-{n}", name)
     assert len(Counting.compared) == 5
     assert all(len(key) < 200 for key in client.keys("*"))
+
+
+class AnyName:
+    """Compares the first name that it is given, whatever it is called."""
+
+    def authenticate(self, request, **credentials):
+        Counting.compared.append(str(credentials))
+
+
+class AnyNameBackend(LoginRateLimitMixin, AnyName, BaseBackend):
+    pass
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        lambda n: {"username": f"decoy{n}", "email": "alice@example.com"},
+        lambda n: {"username": "alice", "email": f"decoy{n}@example.com"},
+        lambda n: {"phone": "+49 30 123456"},
+        lambda n: {"login": "alice"},
+    ],
+    ids=["decoy name", "decoy address", "phone", "another field"],
+)
+def test_whichever_name_a_backend_takes_it_is_counted(settings, names):
+    settings.AUTHENTICATION_BACKENDS = ["tests.http.test_auth.AnyNameBackend"]
+    for n in range(50):
+        assert authenticate(password=f"wrong-{n}", **names(n)) is None
+    assert len(Counting.compared) == 5
+
+
+def test_accounts_named_like_the_address_of_somebody_do_not_multiply_guesses(settings, alice):
+    settings.AUTHENTICATION_BACKENDS = ["tests.http.test_auth.EmailBackend"]
+    spellings = ["Alice@example.com", "aLice@example.com", "alIce@example.com"]
+    for name in spellings:
+        User.objects.create_user(name)
+    for n in range(30):
+        attempt(f"wrong-{n}", spellings[n % 3])
+    assert len(Counting.compared) == 5
+
+
+class Hidden:
+    """A password that does not show itself, as that of some libraries."""
+
+    def __repr__(self):
+        return "**********"
+
+
+def test_passwords_that_do_not_show_themselves_are_not_taken_for_one(settings):
+    settings.AUTHENTICATION_BACKENDS = ["tests.http.test_auth.AnyNameBackend"]
+    for _ in range(50):
+        authenticate(username="alice", password=Hidden())
+    assert len(Counting.compared) == 5
+
+
+def test_the_context_keeps_no_request_and_no_password_of_a_failed_login():
+    request = from_address(ADDRESS)
+    reference = weakref.ref(request)
+    attempt("wrong", request=request)
+    del request
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_request_that_was_never_left_does_not_silence_the_next(login_site):
+    class Broken(APIView):
+        def get(self, request):
+            raise KeyboardInterrupt
+
+    login_site.serve(
+        {"broken/": rate_limit("9/m", key="ip")(Broken).as_view(), "login/": rate_limit("99/m", key="ip")(json_view)}
+    )
+    with pytest.raises(KeyboardInterrupt):
+        login_site.get("/broken/")
+    statuses = [send(login_site, "/login/", "JSON", f"wrong-{n}").status_code for n in range(7)]
+    assert statuses == [401] * 5 + [429] * 2
 
 
 # Several backends

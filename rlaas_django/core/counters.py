@@ -51,8 +51,7 @@ class FixedWindow(Counter):
     """The units of each window, as fixed_window.lua."""
 
     def __init__(self) -> None:
-        # By window and its index.
-        self._units: collections.Counter[tuple[int, int]] = collections.Counter()
+        self._units: collections.Counter[int] = collections.Counter()  # by its index
 
     def check(
         self,
@@ -62,7 +61,7 @@ class FixedWindow(Counter):
     ) -> Usage:
         window = arguments.window
         index = self._index(window, now)
-        units = self._units[window, index]
+        units = self._units[index]
         left = (index + 1) * window - now
         reset_after = 0
         if units:
@@ -72,9 +71,9 @@ class FixedWindow(Counter):
     def charge(self, arguments: ScriptArguments, now: int, cost: int) -> int:
         window = arguments.window
         index = self._index(window, now)
-        if not self._units[window, index]:
-            self._drop_old(now)
-        self._units[window, index] += cost
+        if not self._units[index]:
+            self._drop_old(now // window)
+        self._units[index] += cost
         return index * window
 
     def refund(
@@ -82,15 +81,16 @@ class FixedWindow(Counter):
     ) -> int:
         window = arguments.window
         oldest = self._oldest(window, now)
-        is_newest = charged_at is None
-        if charged_at is None:
-            charged_at = now
+        indexes = [now // window, oldest]
+        if charged_at is not None:
+            indexes = [charged_at // window]
 
         refunded = 0
-        if charged_at // window >= oldest:
-            refunded = self._take(window, charged_at // window, cost)
-        if is_newest:
-            refunded += self._take(window, oldest, cost - refunded)
+        for index in indexes:
+            if index >= oldest and index in self._units:
+                taken = min(cost - refunded, self._units[index])
+                self._units[index] -= taken
+                refunded += taken
         return refunded
 
     def _index(self, window: int, now: int) -> int:
@@ -99,7 +99,7 @@ class FixedWindow(Counter):
         The next one where that has begun already: the clock stepped back.
         """
         index = now // window
-        if (window, index + 1) in self._units:
+        if index + 1 in self._units:
             return index + 1
         return index
 
@@ -107,18 +107,11 @@ class FixedWindow(Counter):
         """Return the oldest window that counts now, or counts in part."""
         return now // window
 
-    def _take(self, window: int, index: int, cost: int) -> int:
-        """Take units of one window back, and return how many there were."""
-        taken = min(cost, self._units[window, index])
-        if taken:
-            self._units[window, index] -= taken
-        return taken
-
-    def _drop_old(self, now: int) -> None:
+    def _drop_old(self, present: int) -> None:
         """Drop the windows before the previous one."""
-        for window, index in list(self._units):
-            if index < now // window - 1:
-                del self._units[window, index]
+        for index in list(self._units):
+            if index < present - 1:
+                del self._units[index]
 
 
 class SlidingWindowCounter(FixedWindow):
@@ -128,8 +121,8 @@ class SlidingWindowCounter(FixedWindow):
         limit = arguments.limit
         window = arguments.window
         index = self._index(window, now)
-        current = self._units[window, index]
-        previous = self._units[window, index - 1]
+        current = self._units[index]
+        previous = self._units[index - 1]
         end = (index + 1) * window
 
         units = current
@@ -154,7 +147,7 @@ class SlidingWindowCounter(FixedWindow):
 
     def _index(self, window: int, now: int) -> int:
         """Return which window counts now: the latest, also after a step back."""
-        return max([now // window, *[index for _, index in self._units]])
+        return max([now // window, *self._units])
 
     def _oldest(self, window: int, now: int) -> int:
         return self._index(window, now) - 1

@@ -18,7 +18,7 @@ from ..core.decision import Decision
 from ..core.keys import Identity
 from ..core.policy import Policy
 from ..runtime.clock import script_time
-from .fallback import LocalReceipt
+from . import fallback
 from .plan import Check, plan
 from .refusal_cache import Counter, cached_refusals
 from .replies import charged_counters, decided_arguments, refund_arguments
@@ -51,12 +51,11 @@ class _Refund:
                 self._add(receipts.pop())
 
     def _add(self, receipt: Any) -> None:
-        if isinstance(receipt, LocalReceipt):
-            self._units += receipt.refund()
-            return
         check, reply = receipt
         keys, words = refund_arguments(check, reply)
-        if keys:
+        if check.unique == fallback.LOCAL:
+            self._units += fallback.refund(keys, words)
+        elif keys:
             self._counters += charged_counters(check, reply)
             self.calls.append(refund_call(keys, words))
 

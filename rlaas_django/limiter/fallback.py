@@ -6,7 +6,7 @@ Fail open, fail closed, or count in this process.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import conf
 from ..backend.process_store import ProcessStore
@@ -14,26 +14,18 @@ from ..core.decision import Decision, Outcome, passes
 from ..core.policy import Policy
 from ..runtime import process
 from .plan import Check
-from .replies import read, refund_arguments
+from .replies import read
 
 # Retry-After in seconds when a policy fails closed.
 RETRY_AFTER = 1.0
 # Of one log, so that an outage takes a bounded memory: under a larger limit, units are
 # counted in hundredths of the window.
 MAX_ENTRIES = 100
+# In place of the unique id of a check: this process counted it.
+LOCAL = "local"
 
 local_store = ProcessStore(MAX_ENTRIES)
 process.on_fork(local_store.reset)
-
-
-class LocalReceipt(NamedTuple):
-    """What a check charged in this process, for its refund."""
-
-    keys: list[str]
-    words: list[Any]
-
-    def refund(self) -> int:
-        return sum(local_store.run(self.keys, ("", "refund", *self.words)))
 
 
 def decide_all(check: Check) -> Decision:
@@ -60,16 +52,14 @@ def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> Decision:
     }
     charge = charge and passes(outcomes.values())
 
-    receipts = []
+    receipts: list[Any] = []
     counted = [i for i in indexes if policies[i].on_failure == "local"]
     if counted:
         part = check.part(counted, charge=charge)
-        reply = _count(part)
-        decision = read(part, reply)
+        decision = read(part, _count(part))
+        receipts = decision.receipts
         for i, outcome in zip(counted, decision.outcomes, strict=True):
             outcomes[i] = outcome._replace(degraded=True)
-        if decision.receipts:
-            receipts = [LocalReceipt(*refund_arguments(part, reply))]
     return Decision(passes(outcomes.values()), tuple(outcomes.values()), receipts)
 
 
@@ -78,8 +68,8 @@ def _count(check: Check) -> list[int]:
     processes = conf.config().local_share
     policy_set = check.policy_set
     operation = "check" if check.charge else "peek"
-    check.unique = "local"
-    words: list[Any] = ["", operation, check.unique, check.cost]
+    check.unique = LOCAL
+    words: list[Any] = ["", operation, LOCAL, check.cost]
     limits = []
     for policy, whole in zip(policy_set.policies, policy_set.arguments, strict=True):
         # One unit at least.
@@ -91,6 +81,11 @@ def _count(check: Check) -> list[int]:
 
     reply: list[int] = local_store.run(policy_set.keys(check.identities), words)
     return reply + limits  # as under an override
+
+
+def refund(keys: list[str], words: list[Any]) -> int:
+    """Take back what a check charged in this process."""
+    return sum(local_store.run(keys, ("", "refund", *words)))
 
 
 def uncounted(policy: Policy, identity: str, *, degraded: bool = False) -> Outcome:

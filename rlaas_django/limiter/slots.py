@@ -13,7 +13,6 @@ from ..backend import UnavailableError
 from ..core.decision import Decision, Outcome
 from ..runtime import observers
 from . import fallback
-from .fallback import LocalReceipt
 from .plan import Check
 from .replies import read
 
@@ -83,13 +82,10 @@ class SlotCheck:
 
     def peeks_after_refund(self) -> list[Check]:
         """Return the checks, without charge, that get the outcomes after the refund."""
-        charged = [
-            receipt[0]
-            for receipt in self.receipts
-            if not isinstance(receipt, LocalReceipt)
-        ]
         return [
-            check.part(range(len(check.identities)), charge=False) for check in charged
+            check.part(range(len(check.identities)), charge=False)
+            for check, _ in self.receipts
+            if check.unique != fallback.LOCAL
         ]
 
     def decision(self) -> Decision:

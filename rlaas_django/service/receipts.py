@@ -17,13 +17,13 @@ from .. import backend
 from ..backend import Call
 from ..core.decision import Decision
 from ..core.keys import parse_counter_key
-from ..limiter import Check
 from ..limiter.adjusting import (
     CHARGE_SIZE,
     refund_call,
     require_refunded,
     sum_refunds,
 )
+from ..limiter.fallback import LOCAL
 from ..limiter.replies import refund_arguments
 
 MARKER_PREFIX = "rlaas:refunded:"
@@ -43,12 +43,11 @@ class Receipt(NamedTuple):
 def write(decision: Decision) -> str | None:
     """Return the receipt of what a decision charged in Redis; None for nothing."""
     charged = []
-    for receipt in decision.receipts:
+    for check, reply in decision.receipts:
+        keys, words = refund_arguments(check, reply)
         # What this process counted by itself, no other can refund.
-        if isinstance(receipt[0], Check):
-            keys, words = refund_arguments(*receipt)
-            if keys:
-                charged.append((keys, words))
+        if keys and check.unique != LOCAL:
+            charged.append((keys, words))
 
     if not charged:
         return None

@@ -11,7 +11,7 @@ from .client import (
     topology,
 )
 from .commands import Call, script_call
-from .errors import NoRedisError, UnavailableError, not_on_redis
+from .errors import UnavailableError, not_on_redis
 from .execution import (
     aexecute,
     aexecute_each,
@@ -32,7 +32,6 @@ from .topology import Topology
 
 __all__ = [
     "Call",
-    "NoRedisError",
     "Server",
     "Topology",
     "UnavailableError",

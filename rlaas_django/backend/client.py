@@ -52,9 +52,9 @@ def counts_in_process(alias: str | None = None) -> bool:
     By default the cache is RATE_LIMITER['CACHE']. They are where its backend is one of
     Django's own that is not Redis; whatever else is wrong with a cache is an error.
     """
-    entry = conf.cache_entry(alias or conf.config().cache)
+    alias = alias or conf.config().cache
     try:
-        backend = import_string(str(entry.get("BACKEND")))
+        backend = import_string(str(conf.cache_entry(alias).get("BACKEND")))
     except Exception:  # noqa: BLE001  (to make the client says what is wrong)
         return False
     return isinstance(backend, type) and issubclass(backend, _OTHER_BACKENDS)

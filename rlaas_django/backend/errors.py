@@ -41,13 +41,6 @@ def not_on_redis(alias: str) -> str:
     )
 
 
-class NoRedisError(UnavailableError):
-    """The cache is not on Redis, which the call needs."""
-
-    def __init__(self, alias: str) -> None:
-        super().__init__(f"This needs Redis. {not_on_redis(alias)}")
-
-
 class PoolExhaustedError(exceptions.ConnectionError):
     """All connections were in use for too long.
 

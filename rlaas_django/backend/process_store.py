@@ -24,7 +24,7 @@ from ..runtime import log, process
 from ..runtime.clock import local_time_ms
 from .circuit_breaker import CircuitBreaker
 from .commands import Call
-from .errors import NoRedisError, not_on_redis
+from .errors import UnavailableError, not_on_redis
 from .scripts import OVERRIDE, RECORD
 
 # Of the arguments of a script, as lua/driver.lua describes them.
@@ -193,15 +193,14 @@ class ProcessServer:
 
     def send(self, call: Call) -> Any:
         """Return the reply to a call, or the list of replies to a pipeline."""
+        if call.calls is not None:
+            return [self.send(part) for part in call.calls]
+        if call.script in (None, OVERRIDE, RECORD):
+            raise UnavailableError(f"This needs Redis. {not_on_redis(self.alias)}")
+
         call.sent_at = monotonic()
-        calls = call.calls or (call,)
-        if any(part.script in (None, OVERRIDE, RECORD) for part in calls):
-            raise NoRedisError(self.alias)
         if call.sent_at >= ProcessServer._next_line:
             self._log(call.sent_at)
-
-        if call.calls is not None:
-            return [_reply(part) for part in calls]
         return _reply(call)
 
     async def asend(self, call: Call) -> Any:

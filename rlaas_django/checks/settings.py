@@ -100,7 +100,7 @@ def check_shared_cache(**_: Any) -> list[checks.CheckMessage]:
 def check_deployed_store(**_: Any) -> list[checks.CheckMessage]:
     """Report a deployment whose decisions are counted in each process."""
     config = conf.read(conf.raw(), [])
-    if config is None or not _counts_in_process(config.cache):
+    if config is None or not backend.counts_in_process(config.cache):
         return []
 
     problem = Problem(
@@ -110,13 +110,6 @@ def check_deployed_store(**_: Any) -> list[checks.CheckMessage]:
         _redis_entry(config.cache),
     )
     return as_messages([problem])
-
-
-def _counts_in_process(alias: str) -> bool:
-    try:
-        return backend.counts_in_process(alias)
-    except ImproperlyConfigured:  # `_cache_problems` reports it
-        return False
 
 
 def _redis_entry(alias: str) -> str:

@@ -104,12 +104,11 @@ def flush() -> None:
     """
     global dropped
     if pending or uneventful:
-        try:
-            # Raises while Redis is unavailable.
-            backend.run_commands([("EXISTS", schema.REFUSALS.key(SITE))])
-        except backend.NoRedisError:
+        if backend.counts_in_process():
             reset()
             return
+        # Raises while Redis is unavailable.
+        backend.run_commands([("EXISTS", schema.REFUSALS.key(SITE))])
 
     tallies: dict[str, Tally] = defaultdict(Tally)  # by policy
     # First those near a limit, which operators look at: a flush notes MAX_LIMITS rates.

@@ -107,8 +107,6 @@ class Command(BaseCommand):
         try:
             _require_redis(options)
             code = subcommand.run(argparse.Namespace(**options), output)
-        except backend.NoRedisError as error:
-            raise CommandError(printable(str(error))) from error
         except backend.UnavailableError as error:
             raise CommandError(
                 f"Redis is unavailable: {printable(str(error))}"
@@ -127,11 +125,12 @@ class Command(BaseCommand):
 
 
 def _require_redis(options: dict[str, Any]) -> None:
-    """Raise NoRedisError where a subcommand needs Redis and the cache is not on it."""
-    alias = options.get("cache")  # of `replay`
-    if options["command"] in LOCAL_SUBCOMMANDS or not backend.counts_in_process(alias):
+    """Raise CommandError where a subcommand needs Redis and the cache is not on it."""
+    if options["command"] in LOCAL_SUBCOMMANDS:
         return
-    raise backend.NoRedisError(alias or conf.config().cache)
+    alias = options.get("cache") or conf.config().cache  # the option of `replay`
+    if backend.counts_in_process(alias):
+        raise CommandError(f"This needs Redis. {backend.not_on_redis(alias)}")
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,6 @@ import heapq
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -31,11 +30,6 @@ from .scripts import OVERRIDE, RECORD
 CHECK_SIZE = 7  # words per policy
 REFUND_SIZE = 6
 
-# The places of a policy's row in the reply.
-ALLOWED = 0
-REMAINING = 2
-RESET_AFTER = 4
-CHARGED_AT = 6
 NOT_CHARGED = -1  # in place of charged_at
 
 Key = tuple[str, str]  # of a counter: its algorithm and its key in Redis
@@ -85,27 +79,39 @@ class ProcessStore:
         charging: bool,
     ) -> list[int]:
         """Decide all policies, and charge all that pass or none."""
-        rows = []
-        passing = []
         charging = charging and cost > 0
+        decided = []
         for key, arguments, is_shadow in _parts(keys, words, CHECK_SIZE):
             counter = self._counter(key)
-            row = _row(counter, arguments, now, cost)
-            rows.append(row)
-            if row[ALLOWED]:
-                passing.append((row, key, counter, arguments))
-            elif not is_shadow:
-                charging = False
+            capacity = arguments.capacity
+            usage = counter.check(arguments, now, min(cost, capacity))
+            allowed = usage.units + cost <= capacity
+            charging = charging and (allowed or is_shadow > 0)
+            decided.append((key, counter, arguments, usage, allowed))
 
-        if charging:
-            for row, key, counter, arguments in passing:
-                row[CHARGED_AT] = counter.charge(arguments, now, cost)
-                row[REMAINING] -= cost
-                row[RESET_AFTER] = counter.check(arguments, now, 0).reset_after
+        reply = [now]
+        for key, counter, arguments, usage, allowed in decided:
+            capacity = arguments.capacity
+            remaining = max(0, capacity - usage.units)
+            retry_after = 0
+            if cost > capacity:
+                retry_after = -1
+            elif not allowed:
+                retry_after = usage.wait
+
+            reset_after = usage.reset_after
+            charged_at = NOT_CHARGED
+            if charging and allowed:
+                charged_at = counter.charge(arguments, now, cost)
+                remaining -= cost
+                reset_after = counter.check(arguments, now, 0).reset_after
                 # A window after it counts nothing, as the clock may step back.
-                counter.expires_at = now + row[RESET_AFTER] + arguments.window
+                counter.expires_at = now + reset_after + arguments.window
                 self._keep(key, counter, now)
-        return [now, *chain.from_iterable(rows)]
+
+            reply += (int(allowed), usage.units, remaining, retry_after)
+            reply += (reset_after, capacity, charged_at)
+        return reply
 
     def _refund(
         self,
@@ -235,27 +241,3 @@ def _parts(
         algo, *numbers = words[size * index : size * index + REFUND_SIZE]
         *arguments, last = map(int, numbers)
         yield (algo, keys[index]), ScriptArguments(algo, *arguments), last
-
-
-def _row(
-    counter: Counter, arguments: ScriptArguments, now: int, cost: int
-) -> list[int]:
-    """Return what the reply says of a policy that is not charged."""
-    capacity = arguments.capacity
-    usage = counter.check(arguments, now, min(cost, capacity))
-    remaining = capacity - usage.units
-    allowed = cost <= remaining
-    retry_after = 0
-    if cost > capacity:
-        retry_after = -1
-    elif not allowed:
-        retry_after = usage.wait
-    return [
-        int(allowed),
-        usage.units,
-        max(0, remaining),
-        retry_after,
-        usage.reset_after,
-        capacity,
-        NOT_CHARGED,
-    ]

@@ -55,9 +55,9 @@ def counts_in_process(alias: str | None = None) -> bool:
     alias = alias or conf.config().cache
     try:
         backend = import_string(str(conf.cache_entry(alias).get("BACKEND")))
+        return issubclass(backend, _OTHER_BACKENDS)
     except Exception:  # noqa: BLE001  (to make the client says what is wrong)
         return False
-    return isinstance(backend, type) and issubclass(backend, _OTHER_BACKENDS)
 
 
 def redis_client(alias: str) -> Any:

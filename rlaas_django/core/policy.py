@@ -308,12 +308,19 @@ class ScriptArguments(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def script_arguments(policy: Policy, default_algo: str) -> ScriptArguments:
-    """Return the script arguments of a policy under the algorithm of the settings."""
+def script_arguments(
+    policy: Policy, default_algo: str, processes: int = 1
+) -> ScriptArguments:
+    """Return the script arguments of a policy under the algorithm of the settings.
+
+    The limit is that of one of some processes, which is one unit at least.
+    """
     algo = policy.algo or default_algo
     if policy.burst is not None and not _has_burst(algo):
         raise PolicyError(f"Policy {policy.name!r}: {_misplaced_burst(algo)}")
 
     window = policy.window * 1000
     ttl = window * ALGORITHMS[algo].ttl_windows
-    return ScriptArguments(algo, policy.fixed_rate.limit, window, policy.capacity, ttl)
+    limit = max(1, policy.fixed_rate.limit // processes)
+    capacity = max(1, policy.capacity // processes)
+    return ScriptArguments(algo, limit, window, capacity, ttl)

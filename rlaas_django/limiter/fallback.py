@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .. import conf
 from ..backend.process_store import ProcessStore
 from ..core.decision import Decision, Outcome, passes
 from ..core.policy import Policy
@@ -65,22 +64,13 @@ def decide(check: Check, indexes: Sequence[int], *, charge: bool) -> Decision:
 
 def _count(check: Check) -> list[int]:
     """Count a check in this process, which has a share of each limit."""
-    processes = conf.config().local_share
-    policy_set = check.policy_set
-    operation = "check" if check.charge else "peek"
+    policy_set = check.policy_set.share
+    check.policy_set = policy_set
     check.unique = LOCAL
-    words: list[Any] = ["", operation, LOCAL, check.cost]
-    limits = []
-    for policy, whole in zip(policy_set.policies, policy_set.arguments, strict=True):
-        # One unit at least.
-        limit = max(1, whole.limit // processes)
-        capacity = max(1, whole.capacity // processes)
-        share = whole._replace(limit=limit, capacity=capacity)
-        words += (*share, int(policy.shadow), policy.name)
-        limits.append(limit)
-
+    operation = "check" if check.charge else "peek"
+    words = ("", operation, LOCAL, check.cost, *policy_set.words)
     reply: list[int] = local_store.run(policy_set.keys(check.identities), words)
-    return reply + limits  # as under an override
+    return reply
 
 
 def refund(keys: list[str], words: list[Any]) -> int:

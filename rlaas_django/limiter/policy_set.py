@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from types import NoneType
 from typing import Any
 
@@ -39,7 +40,11 @@ class PolicySet:
     """
 
     def __init__(
-        self, policies: tuple[Policy, ...], config: Config, topology: backend.Topology
+        self,
+        policies: tuple[Policy, ...],
+        config: Config,
+        topology: backend.Topology,
+        processes: int = 1,
     ) -> None:
         self.policies = policies
         self.names = frozenset(policy.name for policy in policies)
@@ -51,7 +56,7 @@ class PolicySet:
         self._parts: dict[tuple[int, ...], PolicySet] = {}
 
         self.arguments = tuple(
-            [script_arguments(policy, config.algo) for policy in policies]
+            [script_arguments(policy, config.algo, processes) for policy in policies]
         )
         self.script = for_algorithms({arguments.algo for arguments in self.arguments})
         self.reply_lengths = reply_lengths(len(policies))
@@ -106,6 +111,12 @@ class PolicySet:
             policies = tuple([self.policies[i] for i in key])
             self._parts[key] = PolicySet(policies, self._config, self.topology)
         return self._parts[key]
+
+    @cached_property
+    def share(self) -> PolicySet:
+        """The same policies with this process' share of the limits, by LOCAL_SHARE."""
+        processes = self._config.local_share
+        return PolicySet(self.policies, self._config, self.topology, processes)
 
     def identify(self, identity: Identity) -> tuple[str, ...]:
         """Return the encoded identity that each policy counts."""

@@ -49,7 +49,6 @@ class Gate:
     decision: Decision | None = None  # what these limits checked
     exceeded: bool = False
     log_suppressed: bool = False
-    logins: login.Logins | None = None  # where these limits watch them
 
 
 def enter(
@@ -189,8 +188,7 @@ def decide(gate: Gate, decision: Decision | None) -> Decision | None:
     if gate.names:
         checked = [name for name in gate.names if name in state.outcomes]
         decision = combine(state.outcomes[name] for name in checked)
-    if login.watches_all or gate.compiled.charge_when is not None:
-        gate.logins = login.watch(state)
+    login.current.set(state)
 
     if decision is None or decision.allowed or not gate.limits.block:
         return None
@@ -220,8 +218,8 @@ def finish(gate: Gate, response: Any) -> Any:
         return response
     if gate.compiled.charge_when is not None:
         refund(gate, uncounted_charges(gate, response))
-    if gate.logins is not None and gate.logins.is_refused:
-        refusal = refuse_login(gate)
+    refusal = login_refusal(gate)
+    if refusal is not None:
         response = respond(gate.compiled.response, gate.request, refusal)
     if gate.state.depth == 1:
         add_headers(response.headers, gate.state.decision)
@@ -234,8 +232,8 @@ async def _afinish(gate: Gate, response: Any) -> Any:
         return response
     if gate.compiled.charge_when is not None:
         await _arefund(gate, uncounted_charges(gate, response))
-    if gate.logins is not None and gate.logins.is_refused:
-        refusal = refuse_login(gate)
+    refusal = login_refusal(gate)
+    if refusal is not None:
         response = await arespond(gate.compiled.response, gate.request, refusal)
     if gate.state.depth == 1:
         add_headers(response.headers, gate.state.decision)
@@ -281,19 +279,23 @@ def leave(gate: Gate) -> None:
     """
     state = gate.state
     del state.charges[gate.outer_charges :]
-    if gate.logins is not None:
-        login.unwatch(gate.logins)
     # Limits inside may not have been left: a framework's view was cancelled.
     state.depth = gate.outer_depth
     if state.depth == 0:
+        login.current.set(None)
         state.observe()
 
 
-def refuse_login(gate: Gate) -> Decision:
-    """Return why the request is refused: too many wrong passwords (auth.py)."""
-    refusal: Decision = gate.logins.refusal  # type: ignore[union-attr, assignment]
-    gate.state.refusal = refusal
-    return refusal
+def login_refusal(gate: Gate) -> Decision | None:
+    """Return why a request is refused, if too many passwords were wrong (auth.py).
+
+    The outermost limits refuse it.
+    """
+    state = gate.state
+    if gate.outer_depth or state.login_succeeded or state.login_refusal is None:
+        return None
+    state.refusal = state.login_refusal
+    return state.refusal
 
 
 def open_charges(gate: Gate) -> list[Charge]:

@@ -34,6 +34,11 @@ class RequestState:
     depth: int = 0  # how many limits, one inside the other, it is within
     view_reached: bool = False
 
+    # What Django's `authenticate()` did (login.py).
+    login_failed: bool = False
+    login_succeeded: bool = False
+    login_refusal: Decision | None = None  # of a password that was not compared
+
     def add(self, decision: Decision, cost: int | None = None) -> list[Outcome]:
         """Keep what was decided, for views as `request.rate_limit`.
 

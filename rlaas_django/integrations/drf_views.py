@@ -24,9 +24,9 @@ from ..http.gate import (
     charges_on_error,
     check,
     leave,
+    login_refusal,
     open_charges,
     refund,
-    refuse_login,
     uncounted_charges,
 )
 from ..http.headers import add_headers, add_refusal_headers, whole_wait
@@ -217,10 +217,12 @@ def _finalize_response(
 
 def _refuse_login(view: Any, request: Any) -> Any:
     """Return the refusal where too many passwords were wrong (auth.py)."""
-    for gate in _gates(view):
-        if gate.logins is not None and gate.logins.is_refused:
-            error = _error_for(gate, request, refuse_login(gate))
-            return view.handle_exception(error)
+    gates = _gates(view)
+    for gate in gates:
+        refusal = login_refusal(gate)
+        if refusal is not None:
+            # The first gate has no limits, and so no response of their own.
+            return view.handle_exception(_error_for(gates[-1], request, refusal))
     return None
 
 

@@ -7,7 +7,6 @@ exceed a limit, and a right password is never counted.
 from __future__ import annotations
 
 import inspect
-import ipaddress
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -39,23 +38,6 @@ from .proxies import client_address
 from .request_state import Charge
 
 SOURCE = "login"  # of attempts without a request, in the statistics and the log
-
-# Where proxies are. Not `is_private` of ipaddress, which is also true of the networks
-# of documentation.
-PRIVATE_NETWORKS = [
-    ipaddress.ip_network(network)
-    for network in (
-        "10.0.0.0/8",
-        "100.64.0.0/10",
-        "127.0.0.0/8",
-        "169.254.0.0/16",
-        "172.16.0.0/12",
-        "192.168.0.0/16",
-        "::1/128",
-        "fc00::/7",
-        "fe80::/10",
-    )
-]
 
 AMBIGUOUS = "\0ambiguous"  # which is nobody's name
 
@@ -356,10 +338,9 @@ def _is_of_one_client(address: str) -> bool:
         return False
     if conf.config().proxies_are_known:
         return True
-    if any(parsed in network for network in PRIVATE_NETWORKS):
+    if not parsed.is_global:
         _warn_of_proxy()
-        return False
-    return True
+    return parsed.is_global
 
 
 @cache

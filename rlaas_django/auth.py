@@ -60,7 +60,7 @@ class LoginRateLimitMixin(Backend):
             user_ids.add(manager.get_by_natural_key(name).pk)
         with suppress(FieldError, ValueError):  # not every model has an e-mail address
             if is_email:
-                users = manager.filter(**{f"{email}__iexact": name}).order_by("pk")
+                users = manager.filter(**{f"{email}__iexact": name})
                 user_ids.update(users.values_list("pk", flat=True)[:2])
 
         # A name of one user that is the address of another is counted as a name.

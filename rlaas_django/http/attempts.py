@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -19,7 +19,6 @@ from django.core.exceptions import PermissionDenied
 from django.views.decorators.debug import sensitive_variables
 
 from .. import conf, limiter, signals
-from ..backend import UnavailableError
 from ..core.decision import Decision, strictest
 from ..core.keys import (
     encode_address,
@@ -35,7 +34,7 @@ from ..limiter import Check, compile_policies
 from ..runtime import log, observers, process
 from . import login, trusted_credentials
 from .proxies import client_address
-from .request_state import Charge
+from .request_state import Charge, arefund, refund
 
 SOURCE = "login"  # of attempts without a request, in the statistics and the log
 
@@ -71,9 +70,9 @@ class Comparison:
             self.request = request
         elif self.state is not None:
             self.request = self.state.request
-        self.attempt = self._attempt()  # None where it is not counted
+        self.attempt: Attempt | None = None  # where it is not counted
 
-    def _attempt(self) -> Attempt | None:
+    def find_attempt(self) -> Attempt | None:
         """Return the attempt that the backend takes part in, which may begin here."""
         config = conf.config()
         is_limited = config.enabled and config.login
@@ -191,21 +190,18 @@ class Comparison:
             attempt.trusted_by = None
             trusted_credentials.trusted.delete(attempt.digest)
 
-    def succeed(self) -> Decision | None:
+    def succeed(self) -> list[Charge]:
         """Note that the credentials are right, and return what is to be refunded."""
         if self.state is not None:
             self.state.login_succeeded = True
         if self.attempt is None:
-            return None
+            return []
 
         _current.set(None)
         trusted_credentials.trusted.set(self.attempt.digest, self.path)
-        return self.attempt.decision
-
-    def note_refund(self, decision: Decision) -> None:
-        """Note that it was refunded, for the headers of the response."""
-        if self.state is not None:
-            self.state.note_refund(Charge(decision, 1))
+        if self.attempt.decision is None:
+            return []
+        return [Charge(self.attempt.decision, 1)]
 
 
 # The latest attempt of this context, which a further backend may continue.
@@ -225,7 +221,9 @@ def begin(
     credentials = _credentials(compare, request, args, kwargs)
     if credentials is None:
         return None
-    return Comparison(backend, request, credentials)
+    comparison = Comparison(backend, request, credentials)
+    comparison.attempt = comparison.find_attempt()
+    return comparison
 
 
 def settle(comparison: Comparison, user: Any) -> Any:
@@ -237,11 +235,7 @@ def settle(comparison: Comparison, user: Any) -> Any:
         comparison.fail()
         charge(comparison)
         return None
-    decision = comparison.succeed()
-    if decision is not None:
-        with suppress(UnavailableError):  # what was charged ends with its window
-            limiter.refund(decision)
-            comparison.note_refund(decision)
+    refund(comparison.state, comparison.succeed())
     return user
 
 
@@ -251,11 +245,7 @@ async def asettle(comparison: Comparison, user: Any) -> Any:
         comparison.fail()
         await acharge(comparison)
         return None
-    decision = comparison.succeed()
-    if decision is not None:
-        with suppress(UnavailableError):
-            await limiter.arefund(decision)
-            comparison.note_refund(decision)
+    await arefund(comparison.state, comparison.succeed())
     return user
 
 

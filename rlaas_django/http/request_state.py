@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .. import limiter
+from ..backend import UnavailableError
 from ..core.decision import Decision, Outcome, combine
 from ..runtime import observers
 from ..runtime.observers import MAX_METHOD, MAX_TEXT, REQUEST, Observation
@@ -127,6 +129,22 @@ def state_of(request: Any) -> RequestState:
         state = RequestState(request)
         setattr(request, STATE, state)
     return state
+
+
+def refund(state: RequestState | None, charges: list[Charge]) -> None:
+    """Refund charges, in a request or without one."""
+    for charge in charges:
+        with suppress(UnavailableError):  # what was charged ends with its window
+            if limiter.refund(charge.decision) and state is not None:
+                state.note_refund(charge)
+
+
+async def arefund(state: RequestState | None, charges: list[Charge]) -> None:
+    """As `refund`, natively async."""
+    for charge in charges:
+        with suppress(UnavailableError):
+            if await limiter.arefund(charge.decision) and state is not None:
+                state.note_refund(charge)
 
 
 def decision_about(request: Any) -> Decision | None:

@@ -26,13 +26,12 @@ from ..http.gate import (
     leave,
     login_refusal,
     open_charges,
-    refund,
     uncounted_charges,
 )
 from ..http.headers import add_headers, add_refusal_headers, whole_wait
 from ..http.limits import CompiledLimits, Limits, compile_limits
 from ..http.refusals import call_response, suppress_log
-from ..http.request_state import Charge, decision_about, state_of
+from ..http.request_state import Charge, decision_about, refund, state_of
 from .throttles import NO_LIMITS
 
 LIMITS = "_rate_limits"  # attribute of a class: its limits, the outermost first
@@ -167,7 +166,7 @@ def _check(view: Any, limits: Limits | None, request: Any, counted: Any) -> None
     if refusal is None:
         return
 
-    refund(gate, open_charges(gate))
+    refund(gate.state, open_charges(gate))
     raise _error_for(gate, request, refusal)
 
 
@@ -274,7 +273,7 @@ def _refund(gate: Gate, charges: list[Charge]) -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        refund(gate, charges)
+        refund(gate.state, charges)
         return
 
     for charge in charges:

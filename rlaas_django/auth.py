@@ -19,16 +19,7 @@ from django.core.exceptions import (
 from django.views.decorators.debug import sensitive_variables
 
 from . import conf
-from .http import login
-from .http.attempts import (
-    AMBIGUOUS,
-    acharge,
-    asettle,
-    begin,
-    charge,
-    name_in,
-    settle,
-)
+from .http.attempts import acharge, asettle, begin, charge, name_in, settle
 from .runtime import registry
 from .runtime.registry import LimitedView
 
@@ -57,9 +48,6 @@ class LoginRateLimitMixin(Backend):
         Override it where the site's users log in by something else.
         """
         name = name_in(credentials)
-        if name == AMBIGUOUS:
-            return None
-
         model: Any = get_user_model()
         manager = model._default_manager
         email = getattr(model, "EMAIL_FIELD", "email")
@@ -72,7 +60,7 @@ class LoginRateLimitMixin(Backend):
             user_ids.add(manager.get_by_natural_key(name).pk)
         with suppress(FieldError, ValueError):  # not every model has an e-mail address
             if is_email:
-                users = manager.filter(**{f"{email}__iexact": name}).order_by("pk")
+                users = manager.filter(**{f"{email}__iexact": name})
                 user_ids.update(users.values_list("pk", flat=True)[:2])
 
         # A name of one user that is the address of another is counted as a name.
@@ -84,25 +72,25 @@ class LoginRateLimitMixin(Backend):
     def authenticate(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the user, or None; PermissionDenied where a limit is exceeded."""
         compare = super().authenticate
-        attempt = begin(self, compare, request, args, kwargs)
-        if attempt is None:
+        comparison = begin(self, compare, request, args, kwargs)
+        if comparison is None:
             return None
-        with attempt.running():
-            charge(attempt)
+        with comparison.running():
+            charge(comparison)
             user = compare(request, *args, **kwargs)
-        return settle(attempt, user)
+        return settle(comparison, user)
 
     @sensitive_variables()
     async def aauthenticate(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """As `authenticate`, natively async where the backend is."""
         compare = super().aauthenticate
-        attempt = begin(self, compare, request, args, kwargs)
-        if attempt is None:
+        comparison = begin(self, compare, request, args, kwargs)
+        if comparison is None:
             return None
-        with attempt.running():
-            await acharge(attempt)
+        with comparison.running():
+            await acharge(comparison)
             user = await compare(request, *args, **kwargs)
-        return await asettle(attempt, user)
+        return await asettle(comparison, user)
 
 
 class ModelBackend(LoginRateLimitMixin, backends.ModelBackend):
@@ -117,6 +105,5 @@ class LoginSource:
         return [LimitedView("authenticate()", tuple(policies), {})]
 
 
-login.watches_all = True
 _source = LoginSource()  # the registry keeps weak references
 registry.sources.add(_source)

@@ -23,8 +23,8 @@ OVERRIDE_PREFIX = "rlaas:override:"
 GLOBAL = "global"  # the identity of all clients together
 # The kind of an identity that stands for all addresses of a network, in overrides.
 NETWORK = "net"
-# The kinds of identities that log in: a user at an address, and a name that no user
-# has, as a digest, with or without an address.
+# The kinds of identities that log in: a name that no user has, as a digest; and a user,
+# or such a name, at an address.
 LOGIN = "login"
 UNKNOWN_NAME = "name"
 MAX_LENGTH = 128  # of an encoded identity; a longer one is hashed
@@ -183,13 +183,33 @@ def encode_user(name: str) -> str:
     return encode(name)
 
 
-def encode_login(kind: str, name: str, address: str) -> str:
-    """Return the encoded identity of a name at an address, which is encoded.
+def encode_unknown_name(name: str, secret: bytes) -> str:
+    """Return the encoded identity of a name that no user has.
 
-    >>> encode_login("login", "42", "ip=203.0.113.9")
+    A digest: people type passwords into the field for the name.
+    """
+    return f"{UNKNOWN_NAME}={credential_digest(name, secret)}"
+
+
+def encode_login(identity: str, address: str) -> str:
+    """Return the encoded identity of another at an address; both are encoded.
+
+    >>> encode_login("42", "ip=203.0.113.9")
     'login=42@203.0.113.9'
     """
-    return f"{kind}={encode(name)}@{address.removeprefix('ip=')}"
+    return f"{LOGIN}={identity}@{address.removeprefix('ip=')}"
+
+
+def split_login(identity: str) -> tuple[str, str]:
+    """Return the encoded identity and the address of a login.
+
+    >>> split_login("login=42@203.0.113.9"), split_login("42")
+    (('42', '203.0.113.9'), ('42', ''))
+    """
+    if decode(identity)[0] != LOGIN:
+        return identity, ""
+    name, _, address = identity.removeprefix(f"{LOGIN}=").rpartition("@")
+    return name, unquote(address, errors="surrogatepass")
 
 
 def encode(text: str) -> str:

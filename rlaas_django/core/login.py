@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
+from .keys import LOGIN, UNKNOWN_NAME
 from .policy import Policy, PolicyError, Rate
 from .rules import refuse_unknown
 
@@ -14,6 +15,8 @@ NAME_AND_ADDRESS = "name_and_address"
 NAME = "name"
 ADDRESS = "address"
 KEYS = {NAME_AND_ADDRESS: "user", NAME: "user", ADDRESS: "ip"}
+# The kinds of the identities that it counts.
+KINDS = {NAME_AND_ADDRESS: (LOGIN,), NAME: ("user", UNKNOWN_NAME), ADDRESS: ("ip",)}
 
 DEFAULTS: dict[str, Any] = {
     NAME_AND_ADDRESS: ["5/5m", "20/h"],

@@ -7,9 +7,8 @@ exceed a limit, and a right password is never counted.
 from __future__ import annotations
 
 import inspect
-import ipaddress
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -20,14 +19,11 @@ from django.core.exceptions import PermissionDenied
 from django.views.decorators.debug import sensitive_variables
 
 from .. import conf, limiter, signals
-from ..backend import UnavailableError
 from ..core.decision import Decision, strictest
 from ..core.keys import (
-    LOGIN,
-    UNKNOWN_NAME,
-    credential_digest,
     encode_address,
     encode_login,
+    encode_unknown_name,
     encode_user,
     parse_address,
 )
@@ -38,88 +34,84 @@ from ..limiter import Check, compile_policies
 from ..runtime import log, observers, process
 from . import login, trusted_credentials
 from .proxies import client_address
-from .request_state import Charge
+from .request_state import Charge, arefund, refund
 
 SOURCE = "login"  # of attempts without a request, in the statistics and the log
 
-# Where proxies are. Not `is_private` of ipaddress, which is also true of the networks
-# of documentation.
-PRIVATE_NETWORKS = [
-    ipaddress.ip_network(network)
-    for network in (
-        "10.0.0.0/8",
-        "100.64.0.0/10",
-        "127.0.0.0/8",
-        "169.254.0.0/16",
-        "172.16.0.0/12",
-        "192.168.0.0/16",
-        "::1/128",
-        "fc00::/7",
-        "fe80::/10",
-    )
-]
-
-AMBIGUOUS = "\0ambiguous"  # no folded name has a control character
+AMBIGUOUS = "\0ambiguous"  # which is nobody's name
 
 Credentials = Mapping[str, Any]
 
 
 class Attempt:
-    """Credentials that a backend compares, or several backends one after the other."""
+    """What the backends of one `authenticate()` have in common.
 
-    def __init__(self, backend: Any, request: Any, credentials: Credentials) -> None:
-        self.backend = backend  # the one that compares now, or did last
-        self.credentials = credentials
-        self.digest = ""
-        self.is_counted = False
-        self.is_trusted = False
-        self.is_running = False
-        self.is_exceeding = False  # a limit
+    It has neither the credentials nor the request: the context keeps the latest.
+    """
+
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+        self.trusted_by = trusted_credentials.trusted.get(digest)
+        self.backends: set[str] = set()  # those that took part
+        self.running: Any = None  # the backend that compares now
         self.decision: Decision | None = None
 
-        self._backends = {type(backend)}  # those that took part
-        self._attach(request)
 
-    def _attach(self, request: Any) -> None:
-        """Note which request the credentials came with, if any did."""
-        self.logins = login.logins_of(request)
-        self.request = request
-        if not hasattr(request, "META"):  # there is none, or it is not of Django
-            self.request = None
-            if self.logins is not None:
-                self.request = self.logins.state.request
+class Comparison:
+    """Credentials that a backend compares."""
 
-    def detach(self) -> None:
-        """Drop what may have the password: the context keeps the latest attempt."""
-        self.credentials = {}
-        self.logins = None
-        self.request = None
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is still to be charged."""
-        return self.is_counted and not self.is_trusted and self.decision is None
-
-    def continues_with(self, backend: Any, request: Any) -> bool:
-        """Go on with a further backend; return False for the same one again."""
-        if type(backend) in self._backends:
-            return False
-        self._backends.add(type(backend))
+    def __init__(self, backend: Any, request: Any, credentials: Credentials) -> None:
         self.backend = backend
-        self._attach(request)
-        return True
+        self.path = f"{type(backend).__module__}.{type(backend).__qualname__}"
+        self.credentials = credentials
+        self.state = login.served(request)
+        self.request = None
+        if hasattr(request, "META"):  # otherwise there is none, or it is not of Django
+            self.request = request
+        elif self.state is not None:
+            self.request = self.state.request
+        self.attempt: Attempt | None = None  # where it is not counted
+
+    def find_attempt(self) -> Attempt | None:
+        """Return the attempt that the backend takes part in, which may begin here."""
+        config = conf.config()
+        is_limited = config.enabled and config.login
+        if name_in(self.credentials) is None or not is_limited:
+            return None
+
+        attempt = _current.get()
+        if attempt is not None and attempt.running is self.backend:
+            # Its async method calls the sync one; further calls compare something else.
+            attempt.running = None
+            return None
+
+        digest = trusted_credentials.digest_of(self.credentials)
+        is_same = attempt is not None and attempt.digest == digest
+        if attempt is None or not is_same or self.path in attempt.backends:
+            attempt = Attempt(digest)
+            _current.set(attempt)
+        attempt.backends.add(self.path)
+        return attempt
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Note that the backend compares; its async method may call the sync one."""
-        self.is_running = True
+        if self.attempt is None:
+            yield
+            return
+        self.attempt.running = self.backend
         try:
             yield
-        except BaseException:
-            self.detach()
-            raise
         finally:
-            self.is_running = False
+            self.attempt.running = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the attempt is still to be charged."""
+        attempt = self.attempt
+        if attempt is None or attempt.trusted_by is not None:
+            return False
+        return attempt.decision is None
 
     def find_user_id(self) -> Any:
         """Return the primary key of the user.
@@ -149,69 +141,67 @@ class Attempt:
 
     def _identities(self, user_id: Any, address: str) -> dict[str, str]:
         """Return the encoded identities, by what is counted."""
-        kind = LOGIN
-        name = str(user_id)
-        identity = encode_user(name)
+        identity = encode_user(str(user_id))
         if user_id is None:
-            # A digest: people type passwords into the field for the name.
-            kind = UNKNOWN_NAME
-            name = name_in(self.credentials) or ""
-            if name != AMBIGUOUS:
-                name = fold(name)
-            name = credential_digest(name, conf.secret())
-            identity = f"{kind}={name}"
+            name = fold(name_in(self.credentials) or "")
+            identity = encode_unknown_name(name, conf.secret())
 
         encoded = encode_address(address, conf.config().encoding.ipv6_prefix)
-        at_address = encode_login(kind, name, encoded)
-        identities = {NAME_AND_ADDRESS: at_address, NAME: identity}
+        identities = {NAME_AND_ADDRESS: encode_login(identity, encoded), NAME: identity}
         if _is_of_one_client(address):
             identities[ADDRESS] = encoded
         return identities
 
-    def keep(self, decision: Decision) -> None:
-        """Keep what was decided, for the statistics, the log and the response."""
-        self.decision = decision
-        if self.logins is not None:
-            self.logins.note(decision)
+    def keep(self, decision: Decision) -> bool:
+        """Keep what was decided, for the statistics, the log and the response.
+
+        Return whether it exceeds a limit.
+        """
+        self.attempt.decision = decision  # type: ignore[union-attr]
+        if self.state is not None:
+            self.state.add(decision)
         else:
             observers.observe(decision, SOURCE)
 
         exceeding = [outcome for outcome in decision.outcomes if not outcome.allowed]
         if exceeding:
-            self.is_exceeding = True
             method = getattr(self.request, "method", None) or ""
             path = getattr(self.request, "path", SOURCE)
             log.refusal(strictest(exceeding), method, path, block=True)
+        return bool(exceeding)
 
-    def require_allowed(self) -> None:
-        """Raise PermissionDenied for a refusal."""
-        if self.decision is not None and not self.decision.allowed:
-            _current.set(None)
-            login.refused.set(self.logins)
-            self.detach()
-            raise PermissionDenied("Too many attempts to log in.")
+    def require_allowed(self, decision: Decision) -> None:
+        """Raise PermissionDenied for a refusal: then no further backend is tried."""
+        if decision.allowed:
+            return
+        _current.set(None)
+        login.refused.set(self.state)
+        if self.state is not None:
+            self.state.login_refusal = decision
+        raise PermissionDenied("Too many attempts to log in.")
 
     def fail(self) -> None:
-        """Note that the credentials are wrong; if they were trusted, they count now."""
-        if self.is_trusted:
-            self.is_trusted = False
-            trusted_credentials.trusted.delete(self.digest)
+        """Note that the credentials are wrong; if they were trusted, they count now.
 
-    def succeed(self) -> list[Decision]:
+        If another backend trusts them, that comes later.
+        """
+        attempt = self.attempt
+        if attempt is not None and attempt.trusted_by == self.path:
+            attempt.trusted_by = None
+            trusted_credentials.trusted.delete(attempt.digest)
+
+    def succeed(self) -> list[Charge]:
         """Note that the credentials are right, and return what is to be refunded."""
-        if self.logins is not None:
-            self.logins.succeeded = True
-        if not self.is_counted:
+        if self.state is not None:
+            self.state.login_succeeded = True
+        if self.attempt is None:
             return []
 
         _current.set(None)
-        trusted_credentials.trusted.set(self.digest, _path(self.backend))
-        return [] if self.decision is None else [self.decision]
-
-    def note_refund(self) -> None:
-        """Note that it was refunded, for the headers of the response."""
-        if self.logins is not None and self.decision is not None:
-            self.logins.state.note_refund(Charge(self.decision, 1))
+        trusted_credentials.trusted.set(self.attempt.digest, self.path)
+        if self.attempt.decision is None:
+            return []
+        return [Charge(self.attempt.decision, 1)]
 
 
 # The latest attempt of this context, which a further backend may continue.
@@ -225,104 +215,66 @@ def begin(
     request: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Attempt | None:
-    """Return the attempt that a backend takes part in.
-
-    None if the backend does not take these credentials. Not counted are credentials
-    without a name, and those that are counted already.
-    """
+) -> Comparison | None:
+    """Return what a backend compares; None if it does not take these credentials."""
     login.refused.set(None)
     credentials = _credentials(compare, request, args, kwargs)
     if credentials is None:
         return None
-
-    attempt = Attempt(backend, request, credentials)
-    if name_in(credentials) is None or not _is_limited():
-        return attempt
-
-    current = _current.get()
-    if current is not None and current.is_running and current.backend is backend:
-        current.is_running = False  # once: further calls compare something else
-        return attempt
-    attempt.digest = trusted_credentials.digest_of(credentials)
-    is_same = current is not None and current.digest == attempt.digest
-    if current is not None and is_same and current.continues_with(backend, request):
-        return current
-
-    trusted_backend = trusted_credentials.trusted.get(attempt.digest)
-    attempt.is_trusted = trusted_backend == _path(backend)
-    # Another one that they were right for comes later, and counts them if need be.
-    attempt.is_counted = trusted_backend is None or attempt.is_trusted
-    if attempt.is_counted:
-        _current.set(attempt)
-    return attempt
+    comparison = Comparison(backend, request, credentials)
+    comparison.attempt = comparison.find_attempt()
+    return comparison
 
 
-def settle(attempt: Attempt, user: Any) -> Any:
+def settle(comparison: Comparison, user: Any) -> Any:
     """Refund an attempt that found a user; return the user.
 
     Credentials that were trusted, and are wrong, are charged.
     """
     if user is None:
-        attempt.fail()
-        charge(attempt)
-        attempt.detach()
+        comparison.fail()
+        charge(comparison)
         return None
-    for decision in attempt.succeed():
-        with suppress(UnavailableError):  # what was charged ends with its window
-            limiter.refund(decision)
-            attempt.note_refund()
+    refund(comparison.state, comparison.succeed())
     return user
 
 
-async def asettle(attempt: Attempt, user: Any) -> Any:
+async def asettle(comparison: Comparison, user: Any) -> Any:
     """As `settle`, natively async."""
     if user is None:
-        attempt.fail()
-        await acharge(attempt)
-        attempt.detach()
+        comparison.fail()
+        await acharge(comparison)
         return None
-    for decision in attempt.succeed():
-        with suppress(UnavailableError):
-            await limiter.arefund(decision)
-            attempt.note_refund()
+    await arefund(comparison.state, comparison.succeed())
     return user
 
 
-def charge(attempt: Attempt) -> None:
-    """Charge an attempt if it is due; PermissionDenied if it is refused.
-
-    Then Django tries no further backend.
-    """
-    if not attempt.is_due:
+def charge(comparison: Comparison) -> None:
+    """Charge an attempt if it is due; PermissionDenied if it is refused."""
+    if not comparison.is_due:
         return
-    check = attempt.plan(attempt.find_user_id())
-    if check is not None:
-        attempt.keep(limiter.decide(check))
-    if attempt.is_exceeding:
-        signals.send(
-            signals.rate_limited, request=attempt.request, decision=attempt.decision
-        )
-    attempt.require_allowed()
+    check = comparison.plan(comparison.find_user_id())
+    if check is None:
+        return
+    decision = limiter.decide(check)
+    if comparison.keep(decision):
+        request = comparison.request
+        signals.send(signals.rate_limited, request=request, decision=decision)
+    comparison.require_allowed(decision)
 
 
-async def acharge(attempt: Attempt) -> None:
+async def acharge(comparison: Comparison) -> None:
     """As `charge`, natively async."""
-    if not attempt.is_due:
+    if not comparison.is_due:
         return
-    check = attempt.plan(await sync_to_async(attempt.find_user_id)())
-    if check is not None:
-        attempt.keep(await limiter.adecide(check))
-    if attempt.is_exceeding:
-        await signals.asend(
-            signals.rate_limited, request=attempt.request, decision=attempt.decision
-        )
-    attempt.require_allowed()
-
-
-def _is_limited() -> bool:
-    config = conf.config()
-    return config.enabled and bool(config.login)
+    check = comparison.plan(await sync_to_async(comparison.find_user_id)())
+    if check is None:
+        return
+    decision = await limiter.adecide(check)
+    if comparison.keep(decision):
+        request = comparison.request
+        await signals.asend(signals.rate_limited, request=request, decision=decision)
+    comparison.require_allowed(decision)
 
 
 @sensitive_variables()
@@ -369,10 +321,6 @@ def name_in(credentials: Credentials) -> str | None:
     return next(iter(names), None)
 
 
-def _path(backend: Any) -> str:
-    return f"{type(backend).__module__}.{type(backend).__qualname__}"
-
-
 def _is_of_one_client(address: str) -> bool:
     """Return whether an address is not that of a proxy, as far as it shows."""
     parsed = parse_address(address)
@@ -380,10 +328,9 @@ def _is_of_one_client(address: str) -> bool:
         return False
     if conf.config().proxies_are_known:
         return True
-    if any(parsed in network for network in PRIVATE_NETWORKS):
+    if not parsed.is_global:
         _warn_of_proxy()
-        return False
-    return True
+    return parsed.is_global
 
 
 @cache

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Container
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from .. import conf, limiter, signals
-from ..backend import UnavailableError
 from ..core.decision import Decision, Outcome, combine, strictest
 from ..core.policy import DEFAULT
 from ..limiter import Check, compile_policies, networks
@@ -28,7 +26,7 @@ from .identity import identify, load_user
 from .limits import CompiledLimits, Limits, compile_limits, with_rates_for
 from .proxies import client_address
 from .refusals import arespond, respond, suppress_log
-from .request_state import STATE, Charge, RequestState, state_of
+from .request_state import STATE, Charge, RequestState, arefund, refund, state_of
 from .site_functions import call_cost, in_thread, is_charged
 
 View = Callable[..., Any]
@@ -49,7 +47,6 @@ class Gate:
     decision: Decision | None = None  # what these limits checked
     exceeded: bool = False
     log_suppressed: bool = False
-    logins: login.Logins | None = None  # where these limits watch them
 
 
 def enter(
@@ -63,7 +60,7 @@ def enter(
             return _refuse(gate, refusal)
         return finish(gate, view(*args, **kwargs))
     except Exception:
-        refund(gate, charges_on_error(gate))
+        refund(gate.state, charges_on_error(gate))
         raise
     finally:
         leave(gate)
@@ -189,8 +186,7 @@ def decide(gate: Gate, decision: Decision | None) -> Decision | None:
     if gate.names:
         checked = [name for name in gate.names if name in state.outcomes]
         decision = combine(state.outcomes[name] for name in checked)
-    if login.watches_all or gate.compiled.charge_when is not None:
-        gate.logins = login.watch(state)
+    login.current.set(state)
 
     if decision is None or decision.allowed or not gate.limits.block:
         return None
@@ -219,9 +215,9 @@ def finish(gate: Gate, response: Any) -> Any:
     if not isinstance(response, HttpResponseBase):  # Django tells the view's author
         return response
     if gate.compiled.charge_when is not None:
-        refund(gate, uncounted_charges(gate, response))
-    if gate.logins is not None and gate.logins.is_refused:
-        refusal = refuse_login(gate)
+        refund(gate.state, uncounted_charges(gate, response))
+    refusal = login_refusal(gate)
+    if refusal is not None:
         response = respond(gate.compiled.response, gate.request, refusal)
     if gate.state.depth == 1:
         add_headers(response.headers, gate.state.decision)
@@ -233,9 +229,9 @@ async def _afinish(gate: Gate, response: Any) -> Any:
     if not isinstance(response, HttpResponseBase):
         return response
     if gate.compiled.charge_when is not None:
-        await _arefund(gate, uncounted_charges(gate, response))
-    if gate.logins is not None and gate.logins.is_refused:
-        refusal = refuse_login(gate)
+        await arefund(gate.state, uncounted_charges(gate, response))
+    refusal = login_refusal(gate)
+    if refusal is not None:
         response = await arespond(gate.compiled.response, gate.request, refusal)
     if gate.state.depth == 1:
         add_headers(response.headers, gate.state.decision)
@@ -244,14 +240,14 @@ async def _afinish(gate: Gate, response: Any) -> Any:
 
 def _refuse(gate: Gate, refusal: Decision) -> HttpResponseBase:
     """Refund what was charged, and return the response to a refused request."""
-    refund(gate, open_charges(gate))
+    refund(gate.state, open_charges(gate))
     response = respond(gate.compiled.response, gate.request, refusal)
     return _complete(gate, response)
 
 
 async def _arefuse(gate: Gate, refusal: Decision) -> HttpResponseBase:
     """As `_refuse`, natively async."""
-    await _arefund(gate, open_charges(gate))
+    await arefund(gate.state, open_charges(gate))
     response = await arespond(gate.compiled.response, gate.request, refusal)
     return _complete(gate, response)
 
@@ -270,7 +266,7 @@ async def _afail(gate: Gate, error: BaseException) -> None:
     if isinstance(error, asyncio.CancelledError):
         gate.state.refund_cancelled()
     elif isinstance(error, Exception):
-        await _arefund(gate, charges_on_error(gate))
+        await arefund(gate.state, charges_on_error(gate))
 
 
 def leave(gate: Gate) -> None:
@@ -281,19 +277,23 @@ def leave(gate: Gate) -> None:
     """
     state = gate.state
     del state.charges[gate.outer_charges :]
-    if gate.logins is not None:
-        login.unwatch(gate.logins)
     # Limits inside may not have been left: a framework's view was cancelled.
     state.depth = gate.outer_depth
     if state.depth == 0:
+        login.current.set(None)
         state.observe()
 
 
-def refuse_login(gate: Gate) -> Decision:
-    """Return why the request is refused: too many wrong passwords (auth.py)."""
-    refusal: Decision = gate.logins.refusal  # type: ignore[union-attr, assignment]
-    gate.state.refusal = refusal
-    return refusal
+def login_refusal(gate: Gate) -> Decision | None:
+    """Return why a request is refused, if too many passwords were wrong (auth.py).
+
+    The outermost limits refuse it.
+    """
+    state = gate.state
+    if gate.outer_depth or state.login_succeeded or state.login_refusal is None:
+        return None
+    state.refusal = state.login_refusal
+    return state.refusal
 
 
 def open_charges(gate: Gate) -> list[Charge]:
@@ -319,20 +319,6 @@ def charges_on_error(gate: Gate) -> list[Charge]:
 def _own_charges(gate: Gate) -> list[Charge]:
     charges = gate.state.charges
     return [charge for charge in charges if charge.decision is gate.decision]
-
-
-def refund(gate: Gate, charges: list[Charge]) -> None:
-    for charge in charges:
-        with suppress(UnavailableError):  # what was charged ends with its window
-            if limiter.refund(charge.decision):
-                gate.state.note_refund(charge)
-
-
-async def _arefund(gate: Gate, charges: list[Charge]) -> None:
-    for charge in charges:
-        with suppress(UnavailableError):
-            if await limiter.arefund(charge.decision):
-                gate.state.note_refund(charge)
 
 
 async def reach_view(request: HttpRequest, *_: Any) -> None:

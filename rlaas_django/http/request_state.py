@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .. import limiter
+from ..backend import UnavailableError
 from ..core.decision import Decision, Outcome, combine
 from ..runtime import observers
 from ..runtime.observers import MAX_METHOD, MAX_TEXT, REQUEST, Observation
@@ -33,6 +35,11 @@ class RequestState:
     refusal: Decision | None = None  # of the limits that refused the request
     depth: int = 0  # how many limits, one inside the other, it is within
     view_reached: bool = False
+
+    # What Django's `authenticate()` did (login.py).
+    login_failed: bool = False
+    login_succeeded: bool = False
+    login_refusal: Decision | None = None  # of a password that was not compared
 
     def add(self, decision: Decision, cost: int | None = None) -> list[Outcome]:
         """Keep what was decided, for views as `request.rate_limit`.
@@ -122,6 +129,22 @@ def state_of(request: Any) -> RequestState:
         state = RequestState(request)
         setattr(request, STATE, state)
     return state
+
+
+def refund(state: RequestState | None, charges: list[Charge]) -> None:
+    """Refund charges, in a request or without one."""
+    for charge in charges:
+        with suppress(UnavailableError):  # what was charged ends with its window
+            if limiter.refund(charge.decision) and state is not None:
+                state.note_refund(charge)
+
+
+async def arefund(state: RequestState | None, charges: list[Charge]) -> None:
+    """As `refund`, natively async."""
+    for charge in charges:
+        with suppress(UnavailableError):
+            if await limiter.arefund(charge.decision) and state is not None:
+                state.note_refund(charge)
 
 
 def decision_about(request: Any) -> Decision | None:

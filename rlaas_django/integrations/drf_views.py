@@ -24,15 +24,14 @@ from ..http.gate import (
     charges_on_error,
     check,
     leave,
+    login_refusal,
     open_charges,
-    refund,
-    refuse_login,
     uncounted_charges,
 )
 from ..http.headers import add_headers, add_refusal_headers, whole_wait
 from ..http.limits import CompiledLimits, Limits, compile_limits
 from ..http.refusals import call_response, suppress_log
-from ..http.request_state import Charge, decision_about, state_of
+from ..http.request_state import Charge, decision_about, refund, state_of
 from .throttles import NO_LIMITS
 
 LIMITS = "_rate_limits"  # attribute of a class: its limits, the outermost first
@@ -167,7 +166,7 @@ def _check(view: Any, limits: Limits | None, request: Any, counted: Any) -> None
     if refusal is None:
         return
 
-    refund(gate, open_charges(gate))
+    refund(gate.state, open_charges(gate))
     raise _error_for(gate, request, refusal)
 
 
@@ -217,10 +216,12 @@ def _finalize_response(
 
 def _refuse_login(view: Any, request: Any) -> Any:
     """Return the refusal where too many passwords were wrong (auth.py)."""
-    for gate in _gates(view):
-        if gate.logins is not None and gate.logins.is_refused:
-            error = _error_for(gate, request, refuse_login(gate))
-            return view.handle_exception(error)
+    gates = _gates(view)
+    for gate in gates:
+        refusal = login_refusal(gate)
+        if refusal is not None:
+            # The first gate has no limits, and so no response of their own.
+            return view.handle_exception(_error_for(gates[-1], request, refusal))
     return None
 
 
@@ -272,7 +273,7 @@ def _refund(gate: Gate, charges: list[Charge]) -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        refund(gate, charges)
+        refund(gate.state, charges)
         return
 
     for charge in charges:

@@ -13,7 +13,6 @@ from django.utils.translation import gettext
 
 from .. import conf
 from ..core.keys import (
-    LOGIN,
     UNKNOWN_NAME,
     EncodedIdentity,
     decode,
@@ -21,17 +20,17 @@ from ..core.keys import (
     encode_name,
     encode_network,
     parse_address,
+    split_login,
 )
 from ..core.text import printable
 
-SHORT_DIGEST = 12  # characters; enough to tell names that nobody has from each other
 MAX_USERS = 20  # that a search returns
 MAX_SEARCH = 1000  # characters; SQLite raises an error for a pattern of 50,000
 MAX_ENCODED = 200  # characters of an encoded identity, as in the database
 
 # What `encode` returns: printable ASCII without : / = { }, after the kind and a = if
-# it is not a user.
-ENCODED = re.compile(r"\A[!-.0-9;<>-z|~]+(=[!-.0-9;<>-z|~]+)?\Z")
+# it is not a user. A login has another identity in it.
+ENCODED = re.compile(r"\A[!-.0-9;<>-z|~]+(=[!-.0-9;<>-z|~]+){0,2}\Z")
 
 
 class IdentityLabel(NamedTuple):
@@ -41,31 +40,20 @@ class IdentityLabel(NamedTuple):
     kind: str
     text: str
     user: Any = None
+    address: str = ""  # of a login, which is that of a user or a name
 
     @property
     def name(self) -> str:
         """The username, the IP address or another text."""
         if self.kind == "global":
             return gettext("all clients")
-        name = self.text
-        if self.address:
-            name = name.rpartition("@")[0]
+        name = printable(self.text)
         if self.user is not None:
-            name = self.user.get_username()
-        elif self.kind == UNKNOWN_NAME:
-            name = name[:SHORT_DIGEST]
-
+            name = printable(self.user.get_username())
         if not self.address:
-            return printable(name)
-        words = {"user": printable(name), "address": self.address}
+            return name
+        words = {"user": name, "address": printable(self.address)}
         return gettext("%(user)s at %(address)s") % words
-
-    @property
-    def address(self) -> str:
-        """Where a login is counted together with the address, the address."""
-        if self.kind not in (LOGIN, UNKNOWN_NAME) or "@" not in self.text:
-            return ""
-        return printable(self.text.rpartition("@")[2])
 
     @property
     def argument(self) -> str:
@@ -93,21 +81,26 @@ class IdentityLabel(NamedTuple):
     @property
     def is_digest(self) -> bool:
         """Whether the text is a digest, which may be shortened."""
-        return self.kind in ("token", "header") or self.text.startswith("blake2=")
+        kinds = ("token", "header", UNKNOWN_NAME)
+        return self.kind in kinds or self.text.startswith("blake2=")
 
 
 def describe(identities: Iterable[str]) -> dict[str, IdentityLabel]:
     """Return a label for each encoded identity; one query fetches all users."""
-    decoded = {identity: decode(identity) for identity in identities}
-    keys = {identity: _user_key(*pair) for identity, pair in decoded.items()}
-    users = _users_by_key(keys.values())
+    logins = {identity: split_login(identity) for identity in identities}
+    named = {identity: decode(name) for identity, (name, _) in logins.items()}
+    users = _users_by_key(text for kind, text in named.values() if kind == "user")
 
-    return {
-        identity: IdentityLabel(
-            EncodedIdentity(identity), *pair, users.get(keys[identity])
+    labels = {}
+    for identity, (_, address) in logins.items():
+        labels[identity] = IdentityLabel(
+            EncodedIdentity(identity),
+            decode(identity)[0],
+            named[identity][1],
+            users.get(named[identity]),
+            address,
         )
-        for identity, pair in decoded.items()
-    }
+    return labels
 
 
 def describe_one(identity: str) -> IdentityLabel:
@@ -191,20 +184,13 @@ def sees_users(operator: Any) -> bool:
     return any(operator.has_perm(f"{options.app_label}.{name}") for name in codenames)
 
 
-def _user_key(kind: str, text: str) -> str:
-    """Return the text of the primary key in a decoded identity, if it has one."""
-    if kind == "user":
-        return text
-    return text.rpartition("@")[0] if kind == LOGIN else ""
-
-
-def _users_by_key(texts: Iterable[str]) -> dict[str, Any]:
-    """Return the users whose primary keys are written like this."""
-    keys = [_primary_key(text) for text in texts if text]
+def _users_by_key(texts: Iterable[str]) -> dict[tuple[str, str], Any]:
+    """Return the users whose primary keys are written like this, as decoded."""
+    keys = [_primary_key(text) for text in texts]
     users = get_user_model()._default_manager.in_bulk(
         [key for key in keys if key is not None]
     )
-    return {str(key): user for key, user in users.items()}
+    return {("user", str(key)): user for key, user in users.items()}
 
 
 def _find_users(text: str, *, by_email: bool) -> Any:

@@ -143,7 +143,7 @@ def identity_rows(
     known = policies()
     counted = [*identities]
     for identity in identities:
-        counted += logins.of_user(identity, known)
+        counted += logins.of_user(identity)
     return _rows(
         (limiting, identity)
         for identity in dict.fromkeys(counted)
@@ -182,14 +182,11 @@ def _limits(policy: Policy, identity: str) -> bool:
 
     Requests without the kind that it counts are limited by their IP address.
     """
-    counts = logins.counts(policy, identity)
-    if counts is not None:
-        return counts
-
     kind = key_kind(policy.key)
     if kind == "user_or_ip":
         kind = "user"
-    return decode(identity)[0] in ("ip", kind)
+    kinds = logins.kinds(policy) or ("ip", kind)
+    return decode(identity)[0] in kinds
 
 
 def watch_list(policy: str | None = None) -> list[Row]:

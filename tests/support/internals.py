@@ -43,7 +43,6 @@ from rlaas_django.core.policy import KEY_PREFIXES, KEYS, YEAR, Policy, Rate, Scr
 from rlaas_django.core.rules import OPTIONS as RULE_OPTIONS
 from rlaas_django.core.text import fold
 from rlaas_django.http import headers as header_module  # the one that names headers
-from rlaas_django.http import login as login_module
 from rlaas_django.http import rules as http_rules
 from rlaas_django.http.headers import whole_seconds
 from rlaas_django.http.proxies import client_address
@@ -175,7 +174,6 @@ __all__ = [
     "limits_in_use",
     "local_store",
     "log",
-    "login_module",
     "networks",
     "next_attempt",
     "observers",

@@ -7,6 +7,7 @@ exceed a limit, and a right password is never counted.
 from __future__ import annotations
 
 import inspect
+import ipaddress
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -37,6 +38,23 @@ from .proxies import client_address
 from .request_state import Charge, arefund, refund
 
 SOURCE = "login"  # of attempts without a request, in the statistics and the log
+
+# Where proxies are. Not `is_private` of ipaddress, which is also true of the networks
+# of documentation.
+PRIVATE_NETWORKS = [
+    ipaddress.ip_network(network)
+    for network in (
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.168.0.0/16",
+        "::1/128",
+        "fc00::/7",
+        "fe80::/10",
+    )
+]
 
 AMBIGUOUS = "\0ambiguous"  # which is nobody's name
 
@@ -328,9 +346,10 @@ def _is_of_one_client(address: str) -> bool:
         return False
     if conf.config().proxies_are_known:
         return True
-    if not parsed.is_global:
+    if any(parsed in network for network in PRIVATE_NETWORKS):
         _warn_of_proxy()
-    return parsed.is_global
+        return False
+    return True
 
 
 @cache

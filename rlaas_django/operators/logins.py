@@ -52,7 +52,8 @@ def reset(identity: EncodedIdentity, scope: str) -> None:
     Every key of these policies is looked at: the watched ones may not be all.
     """
     names = _names(identity)
-    if not names:
+    policies = _policies()
+    if not names or not policies:
         return
 
     found = set()
@@ -60,7 +61,6 @@ def reset(identity: EncodedIdentity, scope: str) -> None:
         for policy, counted in filter(None, map(parse_counter_key, keys)):
             if scope in ("", policy) and split_login(counted)[0] in names:
                 found.add((policy, counted))
-    policies = _policies()
     for policy, counted in found:
         if policy in policies:
             limiter.reset(counted, policies[policy])
@@ -74,7 +74,7 @@ def _policies() -> dict[str, Policy]:
 def _names(identity: EncodedIdentity) -> list[EncodedIdentity]:
     """Return how logins count a user, or a name that nobody has; nothing for others."""
     kind, text = decode(identity)
-    if kind != "user" or not _policies():
+    if kind != "user":
         return []
     unknown = encode_unknown_name(fold(text), conf.secret())
     return [identity, EncodedIdentity(unknown)]

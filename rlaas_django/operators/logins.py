@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from .. import backend, conf, limiter
 from ..core.keys import (
@@ -35,12 +35,12 @@ def of_user(identity: EncodedIdentity) -> Iterator[EncodedIdentity]:
 
     Of addresses, those that came near a limit.
     """
-    names = _names(identity)
+    policies = _policies()
+    names = _names(identity, policies)
+    yield from names
     if not names:
         return
-
-    yield from names
-    for policy in _policies():
+    for policy in policies:
         for _policy, watched in reader.watched(policy, limit=MAX_WATCHED):
             if split_login(watched)[0] in names:
                 yield EncodedIdentity(watched)
@@ -51,9 +51,9 @@ def reset(identity: EncodedIdentity, scope: str) -> None:
 
     Every key of these policies is looked at: the watched ones may not be all.
     """
-    names = _names(identity)
     policies = _policies()
-    if not names or not policies:
+    names = _names(identity, policies)
+    if not names:
         return
 
     found = set()
@@ -71,10 +71,12 @@ def _policies() -> dict[str, Policy]:
     return {name: policy for name, policy in all_policies().items() if kinds(policy)}
 
 
-def _names(identity: EncodedIdentity) -> list[EncodedIdentity]:
-    """Return how logins count a user, or a name that nobody has; nothing for others."""
+def _names(
+    identity: EncodedIdentity, policies: Mapping[str, Policy]
+) -> list[EncodedIdentity]:
+    """Return how policies of logins count a user, or a name that nobody has."""
     kind, text = decode(identity)
-    if kind != "user":
+    if kind != "user" or not policies:
         return []
     unknown = encode_unknown_name(fold(text), conf.secret())
     return [identity, EncodedIdentity(unknown)]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
@@ -59,9 +60,13 @@ def enter(
         if refusal is not None:
             return _refuse(gate, refusal)
         return finish(gate, view(*args, **kwargs))
-    except Exception:
+    except Exception as error:
         refund(gate.state, charges_on_error(gate))
-        raise
+        refusal = denied_login(gate, error)
+        if refusal is None:
+            raise
+        response = respond(gate.compiled.response, gate.request, refusal)
+        return _complete(gate, response)
     finally:
         leave(gate)
 
@@ -78,7 +83,11 @@ async def aenter(
         return await _afinish(gate, await view(*args, **kwargs))
     except BaseException as error:
         await _afail(gate, error)
-        raise
+        refusal = denied_login(gate, error)
+        if refusal is None:
+            raise
+        response = await arespond(gate.compiled.response, gate.request, refusal)
+        return _complete(gate, response)
     finally:
         leave(gate)
 
@@ -294,6 +303,13 @@ def login_refusal(gate: Gate) -> Decision | None:
         return None
     state.refusal = state.login_refusal
     return state.refusal
+
+
+def denied_login(gate: Gate, error: BaseException) -> Decision | None:
+    """Return why `authenticate()` refused, where its view denies permission for it."""
+    if not isinstance(error, PermissionDenied):
+        return None
+    return login_refusal(gate)
 
 
 def open_charges(gate: Gate) -> list[Charge]:

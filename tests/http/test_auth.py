@@ -410,6 +410,24 @@ def test_a_decorator_is_enough_for_the_429(site, without_database):
     assert statuses == [200] * 5 + [429] * 2
 
 
+@both_ways
+def test_a_view_that_denies_a_refused_login_gets_the_429_from_its_decorator(site, without_database):
+    def view(request):
+        if attempt(request.POST["password"], request=request) is None:
+            raise PermissionDenied
+        return HttpResponse()
+
+    async def async_view(request):
+        if await aauthenticate(request, username="alice", password=request.POST["password"]) is None:
+            raise PermissionDenied
+        return HttpResponse()
+
+    site.serve(rate_limit("100/m", key="ip")(view if site.kind == "def" else async_view))
+    responses = [site.post(data={"password": f"wrong-{n}"}) for n in range(7)]
+    assert [response.status_code for response in responses] == [403] * 5 + [429] * 2
+    assert responses[-1].headers["Retry-After"] == "300"
+
+
 @rate_limit("100/m", key="ip")
 class LimitedTokenView(ObtainAuthToken):
     """A view class of REST framework, which its adapter limits."""

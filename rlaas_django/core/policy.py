@@ -19,7 +19,9 @@ FAILURE_MODES = ("open", "closed", "local")
 KEYS = ("user", "ip", "user_or_ip", "token", "global")
 KEY_PREFIXES = ("header:", "get:", "post:")
 
-RATE_FORMS = 'write "5/m", "5/minute", "30/10s", "1000/h", "5/60" (seconds) or (5, 60)'
+RATE_FORMS = (
+    'write "5/m", "5 per minute", "30/10s", "10_000/day", "5/60" (seconds) or (5, 60)'
+)
 KEY_FORMS = (
     'Write "user", "ip", "user_or_ip", "token", "global", "header:<name>", '
     '"get:<name>", "post:<name>", a callable taking the request, or the dotted path '
@@ -35,13 +37,16 @@ RateFunction = Callable[[Any], Any]
 KeyFunction = Callable[[Any], Any]
 
 _UNITS = {
-    "": 1,
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
     **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60),
     **dict.fromkeys(("h", "hour", "hours"), 3_600),
     **dict.fromkeys(("d", "day", "days"), 86_400),
 }
-_RATE = re.compile(rf"([0-9]{{1,16}})/(?=.)([0-9]{{0,16}})({'|'.join(_UNITS)})")
+# With single underscores between digits, as in Python.
+_NUMBER = "([0-9](?:_?[0-9]){0,15})"
+_UNIT = f"({'|'.join(_UNITS)})"
+_RATE = re.compile(rf"{_NUMBER}/(?=.){_NUMBER}?{_UNIT}?")
+_RATE_IN_WORDS = re.compile(rf"{_NUMBER} per (?:{_NUMBER} ?)?{_UNIT}")
 MAX_NAME_LENGTH = 100
 NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_LENGTH}}}")
 # What a string of a structured field (RFC 9651) has without escapes.
@@ -114,7 +119,7 @@ class Rate:
 
     @classmethod
     def parse(cls, value: Any) -> Rate:
-        """Parse `"5/m"`, `"5/minute"`, `"30/10s"`, `"5/60"` or `(5, 60)`.
+        """Parse `"5/m"`, `"5 per minute"`, `"30/10s"`, `"5/60"` or `(5, 60)`.
 
         Anything else raises PolicyError.
         """
@@ -122,9 +127,11 @@ class Rate:
             match value:
                 case Rate():
                     return value
-                case str() if match := _RATE.fullmatch(value):
+                case str() if match := (
+                    _RATE.fullmatch(value) or _RATE_IN_WORDS.fullmatch(value)
+                ):
                     limit, number, unit = match.groups()
-                    return cls(int(limit), int(number or 1) * _UNITS[unit])
+                    return cls(int(limit), int(number or 1) * _UNITS[unit or "s"])
                 case (limit, window):
                     return cls(limit, window)
         except PolicyError as error:

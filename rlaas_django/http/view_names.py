@@ -238,13 +238,9 @@ def _parse(limit: Any) -> Any:
         return limit
     if callable(limit):
         raise PolicyError(f"{limit!r}: write a function that gives the rate as rate=.")
-    if not isinstance(limit, str) or "/" in limit:
-        return Rate.parse(limit)
-    if NAME.fullmatch(limit):
+    if isinstance(limit, str) and NAME.fullmatch(limit):
         return limit
-    raise PolicyError(
-        f"{limit!r} is neither a rate nor the name of a policy; {RATE_FORMS}."
-    )
+    return Rate.parse(limit)
 
 
 def _is_named(limit: Any) -> bool:

@@ -34,7 +34,7 @@ from .base import (
 FORM = 'write "100/m by ip" or "20/10s by user, token bucket, burst 40"'
 PROGRESS_INTERVAL = 2.0  # seconds
 
-_RATE_AND_KEY = re.compile(r"(\d+/\S+)(?:\s+(?:by|per)\s+(.+))?")
+_RATE_AND_KEY = re.compile(r"([\d_]+(?:/| per )\S.*?)(?:\s+(?:by|per)\s+(.+))?")
 _BURST = re.compile(r"burst\s*=?\s*(\d+)")
 
 

@@ -1167,7 +1167,7 @@ def test_an_inner_decorator_refuses_what_an_outer_one_only_annotated(site, clock
     ("arguments", "options", "text"),
     [
         (["5/month"], {}, "5/month"),
-        (["5 per minute"], {}, "5 per minute"),
+        (["5 per month"], {}, "5 per month"),
         ([], {"rate": "5/month"}, "5/month"),
         ([], {"rate": "login"}, "login"),
         (["5/m "], {}, "5/m "),

@@ -31,6 +31,11 @@ def test_two_stacked_rates_are_two_limits(clock):
     assert [view(RequestFactory().get("/")).status_code for _ in range(3)] == [200, 200, 429]
 
 
+def test_a_rate_in_words_is_a_rate_and_not_the_name_of_a_policy(clock):
+    view = rate_limit("2 per minute", "1_000/day", key="ip")(ok)
+    assert [view(RequestFactory().get("/")).status_code for _ in range(3)] == [200, 200, 429]
+
+
 def test_a_rate_for_each_method_has_a_counter_for_each_method(clock):
     view = rate_limit("50/m", key="ip", method="GET")(rate_limit("3/m", key="ip", method="POST")(ok))
     assert [view(RequestFactory().get("/")).status_code for _ in range(5)] == [200] * 5

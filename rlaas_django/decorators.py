@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType
 from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -211,11 +211,9 @@ class RateLimit:
         """Note what the system checks ask about a view."""
         name = view_name(view)
         view_class = view_class_of(view)
-        # method_decorator decorates anew for each request.
-        is_new = isinstance(view, (FunctionType, type))
-        if not self.policies.is_shared and (is_new or not hasattr(view, "__wrapped__")):
-            # as_view() makes a new function of the same class.
-            original = view if view_class is None else view_class
+        if not self.policies.is_shared:
+            # as_view(), method_decorator and another @rate_limit make new functions.
+            original = view_class or inspect.unwrap(view)
             self._view_ids[name].add(id(original))
         if view_class is not None and registry.adapter_for(view_class) is not None:
             self._before_authentication.add(name)

@@ -149,7 +149,8 @@ def policy_problems(policy: Policy, config: conf.Config) -> Iterator[Problem]:
     limit = 0
     if isinstance(policy.rate, Rate):
         limit = policy.rate.limit
-    if algorithm.alternative and limit >= LARGE_LOG:
+    is_large = algorithm.alternative and limit >= LARGE_LOG
+    if is_large and policy.key != "global":  # which has one counter
         yield Problem(
             "W002",
             f"Policy {policy.name!r} keeps up to {limit} entries per identity in a "

@@ -10,7 +10,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.http import HttpResponse
-from django.test import override_settings
+from django.test import RequestFactory, override_settings
 from django.urls import path as urls_path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -278,6 +278,9 @@ def lambdas():
         (lambda: [rate_limit("5/m")(partial(ok)), rate_limit("5/m")(partial(ok))], True),
         (lambda: [made_by_a_function()], False),
         (lambda: [rate_limit("5/m")(ok), rate_limit("5/m")(ok)], False),  # one view at two URLs
+        (lambda: [rate_limit("100/h")(rate_limit("5/m")(ok))], False),  # two decorators on one view
+        (lambda: [rate_limit("100/h")(cache_control(private=True)(rate_limit("5/m")(ok)))], False),
+        (lambda: [rate_limit("100/h")(view) for view in (made_by_a_function(), made_by_a_function())], True),
         (lambda: [rate_limit("5/m", group="g")(lambda request: ok(request)) for _ in range(2)], False),
         (lambda: [rate_limit("login")(lambda request: ok(request)) for _ in range(2)], False),
         (lambda: [rate_limit("5/m")(View.as_view()) for _ in range(2)], False),
@@ -288,6 +291,17 @@ def test_views_that_share_a_name_and_so_a_counter_are_a_warning(configure, views
     in_use = views()
     assert [code for code, _ in found()] == ["W012"] * shared
     assert in_use
+
+
+def test_a_method_that_many_requests_reach_is_one_view():
+    class Page(View):
+        @method_decorator([rate_limit("100/h"), rate_limit("5/m")])
+        def get(self, request):
+            return HttpResponse()
+
+    for _ in range(3):
+        assert Page.as_view()(RequestFactory().get("/")).status_code == 200
+    assert found() == []
 
 
 def test_a_decorator_that_redefines_a_policy_of_the_settings_is_an_error(configure):
@@ -316,6 +330,14 @@ def test_a_large_log_of_a_decorator_is_a_warning_once():
     ((code, message),) = found()
     assert code == "W002"
     assert "5000 entries" in message
+
+
+def test_a_large_log_that_all_clients_share_is_no_warning(configure):
+    """There is one counter, and not one for each of a million users."""
+    configure(POLICIES={"site": {"rate": "10_000/h", "key": "global"}})
+    view = rate_limit("5000/m", key="global")(ok)
+    assert found() == []
+    assert view
 
 
 def test_a_view_with_an_unknown_policy_is_an_error(configure):

@@ -58,7 +58,8 @@ def _problems(backends: Sequence[Any]) -> Iterator[Problem]:
             "W023",
             f"MIDDLEWARE has no {MIDDLEWARE}: too many attempts to log in are refused "
             "as a wrong password is, not with a 429 and Retry-After.",
-            "Add it to MIDDLEWARE, or decorate the views that log in.",
+            'Add it to MIDDLEWARE, with the rule {"path": "/", "exempt": True} if it '
+            "is to limit nothing else; or decorate the views that log in.",
         )
 
 

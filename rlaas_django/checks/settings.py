@@ -14,7 +14,7 @@ from .. import backend, conf
 from ..conf import Problem
 from ..core.algorithms import ALGORITHMS
 from ..core.keys import key_kind
-from ..core.policy import Policy, Rate
+from ..core.policy import DEFAULT, Policy, Rate
 from ..http.identity import BY_USER
 from ..http.rules import EVERYTHING
 from ..http.site_functions import site_function
@@ -280,6 +280,18 @@ def _middleware_problems(config: conf.Config) -> Iterator[Problem]:
                 f"Add it to MIDDLEWARE, below {AUTHENTICATION}.",
             )
         return
+
+    if config.enabled and not config.rules and "MAX_REQUESTS" not in (conf.raw() or {}):
+        yield Problem(
+            "W024",
+            "The middleware has no rules, and RATE_LIMITER['MAX_REQUESTS'] is not set: "
+            f"the whole site, the admin included, is limited to "
+            f"{config.policies[DEFAULT].rate} per client.",
+            "Set MAX_REQUESTS, and rules such as "
+            '"MIDDLEWARE": [{"path": "/admin/", "exempt": True}, '
+            '{"path": "/", "policies": ["default"]}]. '
+            '{"path": "/", "exempt": True} limits no path.',
+        )
 
     by_user = _policies_by_user(config)
     below = conf.middleware()[position:]

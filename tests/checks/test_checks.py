@@ -152,7 +152,8 @@ def test_proxies_that_are_not_set_are_a_warning_of_check_deploy(configure):
     ("middleware", "warned"),
     [([OURS], False), ([OURS, AUTHENTICATION], True), ([AUTHENTICATION, OURS], False), ([AUTHENTICATION], False)],
 )
-def test_the_middleware_must_come_after_authentication_to_count_by_user(settings, middleware, warned):
+def test_the_middleware_must_come_after_authentication_to_count_by_user(settings, configure, middleware, warned):
+    configure(MAX_REQUESTS=5)
     settings.MIDDLEWARE = middleware
     assert ([code for code, _ in found()] == ["W005"]) == warned
 
@@ -165,6 +166,32 @@ def test_rules_without_the_middleware_are_a_warning(settings, configure, middlew
     ((code, message),) = found()
     assert code == "W007"
     assert "MIDDLEWARE has no rlaas_django.middleware.RateLimitMiddleware" in message
+
+
+def test_a_site_limited_by_the_defaults_alone_is_a_warning(settings, configure):
+    """Five requests per minute, where nobody has chosen a number: a page with six images has its user locked out."""
+    settings.MIDDLEWARE = [AUTHENTICATION, OURS]
+    ((code, message),) = found()
+    assert code == "W024"
+    assert "the whole site, the admin included, is limited to 5/m per client" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ({"WINDOW_SIZE": 30}, True),
+        ({"POLICIES": {"search": {"rate": "5/m"}}}, True),
+        ({"MAX_REQUESTS": 5}, False),
+        ({"MIDDLEWARE": [{"path": "/", "policies": ["default"]}]}, False),
+        ({"MIDDLEWARE": [{"path": "/", "exempt": True}]}, False),
+        ({"ENABLED": False}, False),
+    ],
+)
+@pytest.mark.parametrize("has_middleware", [True, False])
+def test_the_defaults_are_no_warning_where_they_were_chosen(settings, configure, options, warned, has_middleware):
+    settings.MIDDLEWARE = [OURS] if has_middleware else []
+    configure(**options)
+    assert ("W024" in [code for code, _ in found()]) == (warned and has_middleware)
 
 
 class OwnMiddleware(RateLimitMiddleware):
@@ -425,6 +452,7 @@ def test_a_policy_that_a_rule_and_a_decorator_charge_differently_is_a_warning(
 
 
 def test_the_default_policy_that_the_middleware_applies_without_rules_is_compared_as_well(configure, settings):
+    configure(MAX_REQUESTS=5)
     settings.MIDDLEWARE = [OURS]
     use_view(settings, rate_limit(cost=3)(ok))
     ((code, message),) = found()
@@ -460,7 +488,10 @@ UPDATE, FETCH = (f"django.middleware.cache.{name}CacheMiddleware" for name in ("
         ([OURS], True, False),
     ],
 )
-def test_a_cache_of_whole_pages_inside_which_limits_are_decided_is_a_warning(settings, middleware, decorated, warned):
+def test_a_cache_of_whole_pages_inside_which_limits_are_decided_is_a_warning(
+    settings, configure, middleware, decorated, warned
+):
+    configure(MAX_REQUESTS=5)
     settings.MIDDLEWARE = middleware
     view = rate_limit("5/m", key="ip")(ok) if decorated else ok
     assert [code for code, _ in found()] == ["W015"] * warned

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import rlaas_django
+import yaml
 from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory, override_settings
 from rlaas_django import rate_limit, signals
@@ -40,6 +41,7 @@ CODE = "\n".join(path.read_text() for path in Path(rlaas_django.__file__).parent
 INTERNAL = {"backend", "core", "http", "limiter", "management", "migrations", "stats"}  # packages
 PERMISSIONS = {"rlaas_django.view_ratelimit", "rlaas_django.change_ratelimit"}
 SETTINGS = ("CACHES", "MIDDLEWARE", "RATE_LIMITER")
+SITE = "https://rlaas-django.readthedocs.io/en/latest/"
 
 
 def blocks(text: str) -> list[str]:
@@ -55,12 +57,12 @@ def names_in(cell: str) -> list[str]:
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "tutorial.md"])  # that has a test of its own
 async def test_the_python_of_the_documentation_runs(page, settings):
     """Settings apply to what follows them, and the first ones to the whole page; views respond; tests pass."""
-    names: dict = {"__name__": "documented", "INSTALLED_APPS": []}
+    names: dict = {"__name__": "documented", "INSTALLED_APPS": [], "MIDDLEWARE": []}
     code = blocks(PAGES[page])
     for block in [block for block in code if "RATE_LIMITER = " in block][:1] + code:
         before = set(names)
         exec(compile(block, page, "exec"), names)
-        if any(f"{name} = " in block for name in SETTINGS):
+        if re.search(rf"^({'|'.join(SETTINGS)}) \+?= ", block, re.MULTILINE):
             forget_limits()  # of other settings on this page
             written = {name: names[name] for name in SETTINGS if name in names}
             with override_settings(**{"MIDDLEWARE": [], "RATE_LIMITER": {}, **written}):
@@ -86,6 +88,12 @@ async def call_example(view) -> None:
             response = view(request)
         assert response is None or isinstance(response, HttpResponse)
         assert getattr(view, "rate_limit_exempt", False) or request.rate_limit is not None
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_is_pasted_at_the_end_of_the_settings_leaves_the_rest_of_the_site(page):
+    """`INSTALLED_APPS = [...]` would remove the admin, and `MIDDLEWARE = [...]` the protection against CSRF."""
+    assert re.findall(r"^(?:INSTALLED_APPS|MIDDLEWARE) = .*", "\n".join(blocks(PAGES[page])), re.MULTILINE) == []
 
 
 # The reference has what the code has, and nothing else
@@ -191,8 +199,23 @@ def test_the_links_of_the_readme_are_absolute_for_package_indexes_and_point_to_e
     targets = re.findall(r"\]\(([^)]+)\)|(?:src|href)=\"([^\"]+)", PAGES["README.md"])
     for target in filter(None, itertools.chain.from_iterable(targets)):
         assert target.startswith("https://")
+        if found := re.match(rf"{SITE}([^#]*)", target):
+            assert f"{found[1].removesuffix('.html')}.md" in PAGES, target
         if found := re.search(r"/rlaas_django/(?:(?:blob|raw)/)?main/([^#?]+)", target):
             assert (ROOT / found[1]).exists(), target
+
+
+def test_the_readme_links_to_the_rendered_documentation():
+    """GitHub shows the directives of a page, such as the table of contents and the reference, as they are written."""
+    assert re.findall(r"/rlaas_django/(?:blob|raw|tree)/main/docs/[^)]*\.md", PAGES["README.md"]) == []
+
+
+def test_the_documentation_is_built_on_the_web_as_it_is_by_make():
+    options = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())
+    (install,) = options["build"]["jobs"]["install"]
+    assert re.fullmatch(r'python -m pip install -c constraints\.txt "\.\[docs\]"', install)
+    assert (ROOT / options["sphinx"]["configuration"]).parent == DOCS
+    assert options["sphinx"]["fail_on_warning"] is ("sphinx-build -q -W " in MAKEFILE)
 
 
 def test_the_workflows_run_nothing_but_make():

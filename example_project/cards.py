@@ -116,7 +116,10 @@ SECTIONS = (
                 "Only failures",
                 "Three wrong passwords in 30 seconds, and the door stays shut. A "
                 "right one costs nothing, however often. The password of alice, bob "
-                "and carol is “demo”.",
+                "and carol is “demo”. login_failed goes by Django's authenticate(), "
+                "whatever the view answers: LoginView answers a wrong password with "
+                "200. To limit every login of a site at once, the admin's too, name "
+                "rlaas_django.auth.ModelBackend in AUTHENTICATION_BACKENDS.",
                 Panel(views.log_in, control=TRY_FORM),
             ),
             Card.of(
@@ -260,8 +263,9 @@ SECTIONS = (
             ),
             Card.of(
                 "A page for people",
-                "Programs get problem details as JSON; browsers get a page. This site "
-                "has its own, in templates/rlaas_django/429.html.",
+                "Programs get problem details as JSON; browsers get a page that "
+                "counts down. A template of the site, rlaas_django/429.html, takes "
+                "its place.",
                 Panel(views.second_visit, control=OPEN),
             ),
         ),

@@ -9,9 +9,7 @@ from django.http import HttpRequest, JsonResponse
 from rlaas_django import Outcome
 
 
-def answer(
-    request: HttpRequest, text: str = "Here you are.", status: int = 200
-) -> JsonResponse:
+def answer(request: HttpRequest, text: str = "Here you are.") -> JsonResponse:
     """Return the response of an allowed request; the limiter adds the headers."""
     decision = request.rate_limit
     # An outcome without an identity means that there is no limit.
@@ -21,7 +19,7 @@ def answer(
         "figures": [figures(outcome) for outcome in counted],
         "degraded": decision.degraded,
     }
-    return JsonResponse(content, status=status)
+    return JsonResponse(content)
 
 
 def figures(outcome: Outcome) -> dict[str, Any]:

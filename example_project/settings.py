@@ -35,7 +35,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.sessions",
     "django.contrib.staticfiles",
-    "example_project",  # before rlaas_django, so that its 429 page is the site's own
+    "example_project",
     "rlaas_django",
     "rest_framework",
 ]

@@ -7,6 +7,7 @@ import inspect
 import io
 import itertools
 import keyword
+import re
 import tokenize
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -15,6 +16,7 @@ from typing import Any
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+FOR_LINTERS = re.compile(r" *# (noqa|type: ignore).*")
 STRINGS = {
     getattr(tokenize, name, None)
     for name in ("STRING", "FSTRING_START", "FSTRING_MIDDLE", "FSTRING_END")
@@ -39,6 +41,7 @@ def of_variable(module: ModuleType, name: str) -> str:
 
 def highlighted(text: str) -> SafeString:
     """Return Python as HTML, its words marked for the style sheet."""
+    text = FOR_LINTERS.sub("", text)
     pieces = [(_marked(kind, piece),) for kind, piece in _pieces(text)]
     return format_html_join("", "{}", pieces)
 

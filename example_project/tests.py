@@ -11,6 +11,7 @@ import shlex
 import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
+from django.utils.html import strip_tags
 
 from example_project import people, traffic
 from example_project import settings as demo_settings
@@ -144,7 +145,13 @@ def test_a_right_password_costs_nothing(ask, client):
             "/try/log_in/", {"username": "alice", "password": people.PASSWORD}
         )
         assert (right.status_code, right["X-RateLimit-Remaining"]) == (200, "3")
-    assert [ask("log_in").status_code for _ in range(4)] == [401, 401, 401, 429]
+    assert [ask("log_in").status_code for _ in range(4)] == [200, 200, 200, 429]
+
+
+def test_a_form_that_compares_no_password_costs_nothing(client):
+    """As with Django's LoginView, which answers it with 200, like a wrong password."""
+    empty = client.post("/try/log_in/", {"username": "alice", "password": ""})
+    assert (empty.status_code, empty["X-RateLimit-Remaining"]) == (200, "3")
 
 
 @pytest.mark.parametrize(
@@ -205,6 +212,18 @@ def test_the_page_quotes_what_runs(client):
         assert name in page
 
 
+def test_the_page_quotes_code_without_what_is_written_for_linters(client):
+    for word in ("noqa", "type: ignore"):
+        assert word not in client.get("/").content.decode()
+
+
+def test_the_card_of_the_login_teaches_what_works_with_djangos_own_views(client):
+    assert "charge_when=login_failed" in strip_tags(PANELS["log_in"].code)
+    page = client.get("/").content.decode()
+    assert "rlaas_django.auth.ModelBackend in AUTHENTICATION_BACKENDS" in page
+    assert "401" not in page
+
+
 @pytest.mark.parametrize("path", ["/", "/playground/", "/try/second_visit/"])
 def test_nothing_is_inline_or_from_elsewhere(client, path):
     page = client.get(path, follow=True, headers={"Accept": "text/html"})
@@ -213,13 +232,22 @@ def test_nothing_is_inline_or_from_elsewhere(client, path):
         assert word not in page.content.decode()
 
 
-def test_browsers_get_the_sites_own_429_page(client):
+def test_browsers_get_a_429_page_that_counts_down(client):
     page = client.get(
         "/try/second_visit/", follow=True, headers={"Accept": "text/html"}
     )
     assert page.status_code == 429
-    assert "Too many requests" in page.content.decode()
-    assert "Back to the demo" in page.content.decode()
+    assert 'data-wait="20"' in page.content.decode()
+
+
+def test_the_link_of_the_429_page_leads_back_once_the_wait_is_over(client, clock):
+    page = client.get(
+        "/try/second_visit/", follow=True, headers={"Accept": "text/html"}
+    )
+    clock.tick(20_000)
+    url = page.context["retry_url"]
+    again = client.get(url, headers={"Referer": f"http://testserver{url}"})
+    assert (again.status_code, again["Location"]) == (302, "/")
 
 
 def test_one_can_act_as_the_people_only(client):

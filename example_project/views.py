@@ -8,7 +8,7 @@ from django.shortcuts import redirect
 from django.urls import include, path
 from django.views.decorators.http import require_POST
 
-from rlaas_django import Policy, rate_limit
+from rlaas_django import Policy, login_failed, rate_limit
 
 from .figures import answer
 
@@ -48,15 +48,11 @@ def by_plan(request):
 
 
 @require_POST
-@rate_limit(
-    "3/30s",
-    key="ip",
-    charge_when=lambda response: response.status_code == 401,
-)
+@rate_limit("3/30s", key="ip", charge_when=login_failed)
 def log_in(request):
     form = AuthenticationForm(request, request.POST)
     if not form.is_valid():
-        return answer(request, "Wrong: charged.", status=401)
+        return answer(request, "Wrong: charged.")
     return answer(request, "Welcome: not charged.")
 
 
@@ -127,4 +123,6 @@ def report(request):
 
 @rate_limit("1/20s", key="ip")
 def second_visit(request):
+    if request.path in request.headers.get("Referer", ""):
+        return redirect("start")  # from “Try again” on the 429 page
     return redirect(request.path)  # which is one too many

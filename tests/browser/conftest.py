@@ -76,7 +76,7 @@ def visit(chromium, demo) -> Iterator[Any]:
 
 def _is_complaint(message: Any) -> bool:
     """Errors and violations of the content security policy; but a refusal is what the demo is about."""
-    expected = "Failed to load resource" in message.text and ("429" in message.text or "401" in message.text)
+    expected = "Failed to load resource" in message.text and "429" in message.text
     return message.type in ("error", "warning") and not expected
 
 

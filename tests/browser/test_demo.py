@@ -126,7 +126,8 @@ def test_only_wrong_passwords_count(page):
     panel.locator("[name=password]").fill("guess")
     for count in (1, 2, 3):
         press(panel, ".press")
-        expect(panel.locator(".status")).to_have_text("401 Unauthorized")
+        expect(panel.locator(".said")).to_have_text("Wrong: charged.")
+        expect(panel.locator(".status")).to_have_text("200 OK")
         expect(panel.locator(".count")).to_have_text(f"{count} / 3")
     press(panel, ".press")
     expect(panel.locator(".word")).to_have_text("Refused")
@@ -183,16 +184,78 @@ def test_the_code_is_the_code(page):
     assert code.startswith('@rate_limit("5/10s", algo="token-bucket-algo", burst=8)\ndef token_bucket(request):')
 
 
+def test_a_form_that_is_not_filled_in_is_not_sent(page):
+    panel = unused(page, "log_in")
+    panel.locator("[name=password]").fill("")
+    panel.locator(".ten").click()
+    expect(panel.locator("[name=password]")).to_be_focused()
+    expect(panel.locator(".word")).to_have_text("Reset. The counters start anew.")
+
+
+def test_a_tab_that_starts_redis_again_may_be_closed(visit):
+    """The server is ended by the kernel with the thread that started it, which may be that of a request."""
+    tab = visit()
+    panel = tab.locator('[data-panel="fail_open"]')
+    panel.get_by_role("button", name="Stop Redis").click()
+    expect(panel.locator(".word")).to_have_text("Redis was stopped. Press on.")
+    panel.get_by_role("button", name="Start Redis").click()
+    expect(panel.locator(".word")).to_have_text("Redis was started again, empty.")
+    tab.context.close()
+
+    page = visit()
+    page.wait_for_timeout(2_500)  # the circuit breaker is closed again
+    panel = page.locator('[data-panel="fail_open"]')
+    press(panel, ".press")
+    expect(panel.locator(".word")).to_have_text("Allowed")
+
+
 @pytest.mark.parametrize("look", LOOKS)
-def test_the_429_page_is_for_people(visit, screenshots, look):
+def test_the_429_page_counts_down_and_leads_back(visit, screenshots, look):
     page = visit(look)
     page.locator("#second_visit").get_by_role("link", name="See the 429 page").click()
     expect(page.get_by_role("heading", name="Too many requests")).to_be_visible()
-    expect(page.get_by_text(re.compile(r"Try again in \d+ seconds?\."))).to_be_visible()
+    expect(page.get_by_role("timer")).to_have_text(re.compile(r"0:[01]\d"))
     assert fits(page)
     page.screenshot(path=screenshots / f"429-{look}.png")
-    page.get_by_role("link", name="Back to the demo").click()
+    page.get_by_text("You can continue now.").wait_for(timeout=25_000)
+    page.get_by_role("link", name="Try again").click()
     expect(page.get_by_role("heading", name="Rate limits, live")).to_be_visible()
+
+
+SCREENS = [(390, 844), (768, 1024), (1024, 768), (1280, 800), (1920, 1080)]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("screen", SCREENS, ids=str)
+def test_links_and_password_are_seen_without_scrolling(visit, screenshots, scheme, screen):
+    width, height = screen
+    page = visit(scheme)
+    page.set_viewport_size({"width": width, "height": height})
+    side = page.get_by_role("banner")
+    for link in ("Playground", "429 page", "Admin"):
+        expect(side.get_by_role("link", name=link)).to_be_in_viewport(ratio=1)
+    for text in side.get_by_text("admin", exact=True).all():
+        expect(text).to_be_in_viewport(ratio=1)
+    assert fits(page)
+    page.screenshot(path=screenshots / f"start-{width}-{scheme}.png")
+
+
+def test_every_card_can_be_reached_from_the_side(page):
+    """The list scrolls where the screen is low, and the links above it stay."""
+    page.set_viewport_size({"width": 1280, "height": 800})
+    last = page.get_by_role("navigation").get_by_role("link").last
+    last.scroll_into_view_if_needed()
+    expect(last).to_be_in_viewport(ratio=0.9)
+    expect(page.get_by_role("banner").get_by_role("link", name="Admin")).to_be_in_viewport(ratio=1)
+
+
+@pytest.mark.parametrize("width", [width for width, _ in SCREENS])
+def test_the_buttons_of_a_card_are_in_one_line(page, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    tops = page.locator('[data-panel="bare"] .buttons button').evaluate_all(
+        "buttons => buttons.map((button) => button.getBoundingClientRect().top)"
+    )
+    assert len(set(tops)) == 1
 
 
 @pytest.mark.parametrize("look", LOOKS)

@@ -97,6 +97,7 @@ class Panel {
   }
 
   press(times) {
+    if (!this.form.reportValidity()) return this.queue;
     return this.then(async () => {
       const status = this.find("[role=status]");
       status.setAttribute("aria-busy", "true"); // ten presses are announced once, by the last

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import redis
@@ -75,15 +76,11 @@ class Server:
             "--appendonly": "no",
         }
         command = [binary(), *itertools.chain(*settings.items()), *self.options]
-        with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                # A Ctrl-C in the terminal stops us first, then we stop the server.
-                start_new_session=True,
-                preexec_fn=_end_with_the_parent,
-            )
+        # The kernel counts the thread as the parent: that of a request would take the
+        # server with it when the connection of the browser is closed.
+        started: Future[subprocess.Popen[bytes]] = Future()
+        threading.Thread(target=self._run, args=(command, started), daemon=True).start()
+        self.process = started.result()
 
         deadline = time.monotonic() + 20
         while not self.answers():
@@ -91,6 +88,26 @@ class Server:
                 output = (self.directory / "log").read_text()
                 raise RuntimeError(f"Redis did not start:\n{output}")
             time.sleep(0.01)
+
+    def _run(
+        self, command: list[str], started: Future[subprocess.Popen[bytes]]
+    ) -> None:
+        """Start the process, and stay as long as it runs."""
+        try:
+            with (self.directory / "log").open("ab") as log:
+                process = subprocess.Popen(
+                    command,
+                    stdout=log,
+                    stderr=log,
+                    # A Ctrl-C in the terminal stops us first; we stop the server.
+                    start_new_session=True,
+                    preexec_fn=_end_with_the_parent,
+                )
+        except Exception as error:  # noqa: BLE001  (`launch` raises it)
+            started.set_exception(error)
+            return
+        started.set_result(process)
+        process.wait()
 
     def answers(self) -> bool:
         """Return whether the server replies."""
@@ -122,7 +139,10 @@ class Server:
 
 
 def _end_with_the_parent() -> None:
-    """Have the kernel stop the server when its parent is killed (Linux)."""
+    """Have the kernel stop the server when the thread that started it ends (Linux).
+
+    So it does when the process is killed.
+    """
     if sys.platform == "linux":
         parent_death_signal = 1
         ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGTERM)

@@ -25,13 +25,12 @@ from ..core.algorithms import FIXED_WINDOW
 from ..core.decision import Decision
 from ..core.keys import (
     EncodedIdentity,
-    digest,
     encode,
     encode_name,
     key_kind,
     parse_address,
 )
-from ..core.policy import NAME, Policy, PolicyError, Rate
+from ..core.policy import Policy, PolicyError, Rate
 from ..http.identity import read_name
 from ..http.proxies import client_address
 from ..http.site_functions import in_thread
@@ -228,14 +227,11 @@ def _parse_rate(rate: str | tuple[int, int]) -> tuple[int, int]:
 @functools.lru_cache(maxsize=1024)
 def _counter(group: str, label: str, methods: tuple[str, ...], rate: Any) -> Counter:
     """Return the counter of a group, a rate and the methods that are limited."""
-    if not NAME.fullmatch(group):
-        group = f"{group}-{digest(group)[:8]}"
-
     limit, window = _parse_rate(rate)
     ending = "-".join(["", f"{limit}.{window}s", *methods])
     name = policy_name(group, ending)
 
-    options: Any = {"algo": FIXED_WINDOW, "label": policy_name(label, "")}
+    options: Any = {"algo": FIXED_WINDOW, "label": policy_name(label)}
     return Counter(
         limit,
         shown=Policy(name, (max(1, limit), window), **options),

@@ -122,21 +122,23 @@ class RateThrottle:
         return limiter.plan_encoded(compile_policies(policy), (identity,), 1)
 
     def _policy(self: Any) -> Policy:
-        scope = self.scope or type(self).__name__
+        ending = ""
         if self.rate != self.THROTTLE_RATES.get(self.scope):
             # Throttles with rates of their own may have inherited the same scope.
-            scope += f"-{self.duration}s"
+            ending = f"-{self.duration}s"
 
+        scope = self.scope or type(self).__name__
         name = f"{self.framework}.{scope}"
         rate = (self.num_requests, self.duration)
-        return _make_policy(name, rate, self.algo, self.on_failure)
+        return _make_policy(name, ending, rate, self.algo, self.on_failure)
 
 
 @lru_cache(maxsize=1024)
 def _make_policy(
-    name: str, rate: tuple[int, int], algo: str | None, on_failure: str
+    name: str, ending: str, rate: tuple[int, int], algo: str | None, on_failure: str
 ) -> Policy:
-    return Policy(policy_name(name, ""), rate, algo=algo, on_failure=on_failure)
+    full_name = policy_name(name, ending)
+    return Policy(full_name, rate, algo=algo, on_failure=on_failure)
 
 
 def anonymous_address(throttle: Any, *arguments: Any) -> tuple[str, Any]:

@@ -200,6 +200,16 @@ def test_a_scoped_throttle_counts_by_the_scope_of_the_view(clock):
     assert statuses(make_view(Scoped), 5, "alice") == [200] * 5
 
 
+def test_scopes_that_differ_only_outside_ascii_do_not_share_a_counter(clock):
+    scopes = ("поиск", "загрузка", "a b", "a/b")
+
+    class Scoped(ScopedRateThrottle):
+        THROTTLE_RATES = MappingProxyType(dict.fromkeys(scopes, "1/min"))
+
+    views = [make_view(Scoped, throttle_scope=scope) for scope in scopes]
+    assert [statuses(view, 2, "alice") for view in views] == [[200, 429]] * 4
+
+
 def test_a_key_of_the_site_s_own_is_what_is_counted(clock, client):
     class ByTenant(SimpleRateThrottle):
         rate = "2/min"

@@ -183,6 +183,16 @@ def test_a_key_of_the_site_s_own_is_what_is_counted(site, clock):
     assert site.statuses(3) == [200] * 3
 
 
+def test_scopes_that_differ_only_outside_ascii_do_not_share_a_counter(site, clock):
+    for name in ("поиск", "загрузка", "a b", "a/b"):
+
+        class Scoped(UserRateThrottle):
+            scope = name
+
+        site.serve(Scoped("1/m"))
+        assert site.statuses(2, "alice") == [200, 429]
+
+
 def test_throttles_of_an_operation_count_as_ninja_s_do(site, clock):
     """Each counts every request that it admits, also one that another refuses."""
     site.serve(UserRateThrottle("2/m"), UserRateThrottle("4/h"))

@@ -20,7 +20,6 @@ from ..core.policy import (
     RateLike,
 )
 
-
 # In the names of policies that are made with a digest, and in no others.
 DIGEST_MARK = "blake2-"
 

@@ -14,10 +14,10 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from .. import conf, limiter, signals
-from ..core.algorithms import SLIDING_WINDOW_COMPACT
+from ..core.algorithms import SLIDING_WINDOW_COMPACT, Algo
 from ..core.decision import Decision, Outcome, combine, strictest
 from ..core.keys import encode_name
-from ..core.policy import DEFAULT, Policy, Rate
+from ..core.policy import DEFAULT, OnFailure, Policy, Rate
 from ..http.gate import plan_check
 from ..http.headers import whole_wait
 from ..http.identity import user_name
@@ -101,8 +101,8 @@ class RateThrottle:
     """What a framework's SimpleRateThrottle gets: a policy for its rate."""
 
     framework: str
-    algo: str | None = SLIDING_WINDOW_COMPACT
-    on_failure = "open"
+    algo: Algo | None = SLIDING_WINDOW_COMPACT
+    on_failure: OnFailure = "open"
 
     # For each `get_cache_key` of the framework, a function of the throttle and the
     # arguments of that one. It returns the kind and the name of who is counted instead
@@ -157,7 +157,11 @@ class RateThrottle:
 
 @lru_cache(maxsize=1024)
 def _make_policy(
-    name: str, ending: str, rate: tuple[int, int], algo: str | None, on_failure: str
+    name: str,
+    ending: str,
+    rate: tuple[int, int],
+    algo: Algo | None,
+    on_failure: OnFailure,
 ) -> Policy:
     full_name = policy_name(name, ending)
     return Policy(full_name, rate, algo=algo, on_failure=on_failure)

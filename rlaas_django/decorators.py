@@ -13,9 +13,11 @@ from django.http import HttpRequest
 from django.utils.decorators import method_decorator
 
 from . import conf
+from .core.algorithms import Algo
 from .core.decision import Decision
 from .core.policy import (
     KeyFunction,
+    OnFailure,
     Policy,
     PolicyError,
     RateFunction,
@@ -54,9 +56,9 @@ def rate_limit(
     cost: int | Callable[[Any], int] | str = 1,
     group: str | None = None,
     label: str | None = None,
-    algo: str | None = None,
+    algo: Algo | None = None,
     burst: int | None = None,
-    on_failure: str | None = None,
+    on_failure: OnFailure | None = None,
     block: bool = True,
     shadow: bool = False,
     charge_when: Callable[[Any], Any] | str | None = None,
@@ -71,9 +73,9 @@ def rate_limit(
     cost: Any = 1,
     group: str | None = None,
     label: str | None = None,
-    algo: str | None = None,
+    algo: Algo | None = None,
     burst: int | None = None,
-    on_failure: str | None = None,
+    on_failure: OnFailure | None = None,
     block: bool = True,
     shadow: bool = False,
     charge_when: Any = None,

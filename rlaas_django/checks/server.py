@@ -116,7 +116,10 @@ def _decide() -> None:
 
     Through the backend itself: `limiter.check` would decide without Redis.
     """
-    policies = [Policy(f"{NAME}-{algo}", "1/s", algo=algo) for algo in ALGORITHMS]
+    policies = [
+        Policy(f"{NAME}-{record.name}", "1/s", algo=record.name)
+        for record in ALGORITHMS.values()
+    ]
     check = limiter.plan(NAME, policies, 1)
     limiter.refund(limiter.decide_by_redis(check))
     limiter.reset(NAME, policies)

@@ -9,6 +9,7 @@ model in the tests.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from .counters import (
     Counter,
@@ -18,11 +19,20 @@ from .counters import (
     TokenBucket,
 )
 
-FIXED_WINDOW = "fixed-window-algo"
-SLIDING_WINDOW = "sliding-window-algo"
-SLIDING_WINDOW_COMPACT = "sliding-window-compact-algo"
-SLIDING_WINDOW_COUNTER = "sliding-window-counter-algo"
-TOKEN_BUCKET = "token-bucket-algo"  # noqa: S105
+FIXED_WINDOW: Final = "fixed-window-algo"
+SLIDING_WINDOW: Final = "sliding-window-algo"
+SLIDING_WINDOW_COMPACT: Final = "sliding-window-compact-algo"
+SLIDING_WINDOW_COUNTER: Final = "sliding-window-counter-algo"
+TOKEN_BUCKET: Final = "token-bucket-algo"  # noqa: S105
+
+# For type checkers; at run time, the names of the records count.
+Algo = Literal[
+    "fixed-window-algo",
+    "sliding-window-algo",
+    "sliding-window-compact-algo",
+    "sliding-window-counter-algo",
+    "token-bucket-algo",
+]
 
 
 def gettext_noop(text: str) -> str:
@@ -37,7 +47,7 @@ def gettext_noop(text: str) -> str:
 class Algorithm:
     """What is to be known about an algorithm."""
 
-    name: str  # in settings
+    name: Algo  # in settings
     label: str
     choose_when: str
     lua: str  # its file in lua/, without the ending
@@ -69,7 +79,7 @@ class Algorithm:
     demand: str = "sliding"
 
 
-ALGORITHMS = {
+ALGORITHMS: dict[str, Algorithm] = {
     algorithm.name: algorithm
     for algorithm in (
         Algorithm(

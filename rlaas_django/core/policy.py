@@ -8,14 +8,15 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from .algorithms import ALGORITHMS, is_algorithm
+from .algorithms import ALGORITHMS, Algo, is_algorithm
 
 # The name of the policy that the settings describe at their top level.
 DEFAULT = "default"
 EVERY_POLICY = "*"  # in place of a policy's name: all of them
-FAILURE_MODES = ("open", "closed", "local")
+OnFailure = Literal["open", "closed", "local"]
+FAILURE_MODES = get_args(OnFailure)
 KEYS = ("user", "ip", "user_or_ip", "token", "global")
 KEY_PREFIXES = ("header:", "get:", "post:")
 
@@ -173,9 +174,9 @@ class Policy:
     rate: RateLike | RateFunction  # parsed: a Rate or a function
     _: KW_ONLY
     key: str | KeyFunction = "user_or_ip"
-    algo: str | None = None  # None: RATE_LIMITER['USE_ALGO']
+    algo: Algo | None = None  # None: RATE_LIMITER['USE_ALGO']
     burst: int | None = None
-    on_failure: str = "open"
+    on_failure: OnFailure = "open"
     shadow: bool = False
     label: str = ""  # what clients see in headers and bodies; by default the name
 

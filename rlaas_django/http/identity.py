@@ -104,10 +104,15 @@ def _user(request: HttpRequest) -> Name | None:
     for attribute in ("user", "auth"):
         user: Any = getattr(request, attribute, None)
         if getattr(user, "is_authenticated", False):
-            if user.pk is None:
-                return None
-            return str(user.pk)
+            return user_name(user)
     return _credential_name(getattr(request, "auth", None))
+
+
+def user_name(user: Any) -> str | None:
+    """Return the name of a user who is logged in: the primary key, of any type."""
+    if user.pk is None:
+        return None
+    return str(user.pk)
 
 
 def _credential_name(auth: Any) -> Name | None:

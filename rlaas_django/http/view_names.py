@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from ..core.keys import digest
 from ..core.policy import (
     DEFAULT,
-    MAX_NAME_LENGTH,
     NAME,
     RATE_FORMS,
     Policy,
@@ -21,15 +20,25 @@ from ..core.policy import (
     RateLike,
 )
 
+# In the names of policies that are made with a digest, and in no others.
+DIGEST_MARK = "blake2-"
 
-def policy_name(view_name: str, ending: str) -> str:
-    """Return the name of a view's own policy, as a policy's name may be written."""
-    clean = re.sub(r"[^A-Za-z0-9_.-]+", "-", view_name)
-    excess = len(clean) + len(ending) - MAX_NAME_LENGTH
-    if excess > 0:
-        digest = hashlib.blake2b(view_name.encode(), digest_size=4).hexdigest()
-        clean = f"{digest}-{clean[excess + len(digest) + 1 :]}"
-    return clean + ending
+
+def policy_name(name: str, ending: str = "") -> str:
+    """Return the policy's name for the name of a view, a group or a scope.
+
+    No two share one: where a name cannot be a policy's, a digest tells it apart. One
+    that can be is kept, with its ending, so that its counters stay where they are.
+
+    >>> policy_name("price-list", "-60s"), policy_name("price list", "-60s")
+    ('price-list-60s', 'price-list-60s-blake2-389ec383dc981dcf179a7aa37e5af2bb')
+    """
+    text = name + ending
+    if NAME.fullmatch(text) and DIGEST_MARK not in text:
+        return text
+
+    readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[-60:]
+    return f"{readable}-{DIGEST_MARK}{digest(repr((name, ending)))}".lstrip("-")
 
 
 class ViewParts(NamedTuple):
@@ -61,9 +70,9 @@ def view_label(view: Any) -> str:
     parts = _parts_of(view)
     if parts.view_class is None:
         qualname = _qualname(parts.function)
-        return qualname.rpartition("<locals>.")[2].replace(".", "-")
+        return qualname.rpartition("<locals>.")[2].replace(".", "-").strip("<>")
 
-    label = parts.view_class.__name__
+    label = parts.view_class.__name__.strip("<>")
     if parts.method:
         label += f"-{parts.method}"
     return label

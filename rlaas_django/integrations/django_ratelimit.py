@@ -10,13 +10,16 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypedDict, cast
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 from django.utils.deprecation import MiddlewareMixin
 from django.utils.module_loading import import_string
 
@@ -25,13 +28,13 @@ from ..core.algorithms import FIXED_WINDOW
 from ..core.decision import Decision
 from ..core.keys import (
     EncodedIdentity,
-    digest,
     encode,
     encode_name,
     key_kind,
     parse_address,
 )
-from ..core.policy import NAME, Policy, PolicyError, Rate
+from ..core.policy import Policy, PolicyError, Rate
+from ..decorators import ViewT
 from ..http.identity import read_name
 from ..http.proxies import client_address
 from ..http.site_functions import in_thread
@@ -54,6 +57,21 @@ ALL = (None,)
 UNSAFE = ["DELETE", "PATCH", "POST", "PUT"]
 DEFAULT_MASKS = {4: 32, 6: 64}
 
+# The arguments. Functions may be given by their dotted path.
+Key = str | Callable[[str, HttpRequest], object] | None
+FixedRate = str | tuple[int, int] | None
+Rates = FixedRate | Callable[[str, HttpRequest], FixedRate]
+Methods = str | Iterable[str] | tuple[None]
+
+
+class Usage(TypedDict):
+    """What a client has used of a limit."""
+
+    count: int
+    limit: int
+    should_limit: bool
+    time_left: int
+
 
 class Ratelimited(PermissionDenied):
     """A request is over a limit."""
@@ -70,36 +88,51 @@ class Counter(NamedTuple):
 class RatelimitMiddleware(MiddlewareMixin):
     """Answers with the view of RATELIMIT_VIEW."""
 
-    def process_exception(self, request: Any, exception: Exception) -> Any:
+    def process_exception(
+        self, request: HttpRequest, exception: Exception
+    ) -> HttpResponseBase | None:
         view = _setting("VIEW")
         if not view or not isinstance(exception, Ratelimited):
             return None
 
-        return import_string(view)(request, exception)
+        response: HttpResponseBase = import_string(view)(request, exception)
+        return response
 
 
-def ratelimit(
-    group: Any = None,
-    key: Any = None,
-    rate: Any = None,
-    method: Any = ALL,
-    block: bool = True,
-) -> Any:
+@dataclass(frozen=True)
+class ratelimit:  # noqa: N801  (the name of a decorator)
     """Limit a view: sets `request.limited`, and raises Ratelimited if `block`.
 
     >>> @ratelimit(key="ip", rate="5/m", method=ratelimit.UNSAFE)
     """
-    if isinstance(rate, str) and "." not in rate:
-        _parse_rate(rate)  # a typo is an error when the module is imported
 
-    def decorator(fn: Callable[..., Any]) -> Callable[..., Any]:
+    ALL: ClassVar = ALL
+    UNSAFE: ClassVar = UNSAFE
+
+    group: str | None = None
+    key: Key = None
+    rate: Rates = None
+    method: Methods = ALL
+    block: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rate, str) and "." not in self.rate:
+            _parse_rate(self.rate)  # a typo is an error when the module is imported
+
+    def __call__(self, fn: ViewT) -> ViewT:
         def check(request: Any) -> None:
             is_limited = is_ratelimited(
-                request, group, fn, key, rate, method, increment=True
+                request,
+                self.group,
+                fn,
+                self.key,
+                self.rate,
+                self.method,
+                increment=True,
             )
             request.limited = is_limited or getattr(request, "limited", False)
 
-            if is_limited and block:
+            if is_limited and self.block:
                 raise _function(_setting("EXCEPTION_CLASS", Ratelimited))
 
         @functools.wraps(fn)
@@ -114,28 +147,34 @@ def ratelimit(
             return await fn(request, *args, **kwargs)
 
         if iscoroutinefunction(fn):
-            return limited_async
+            return cast("ViewT", limited_async)
 
-        return limited
-
-    return decorator
+        return cast("ViewT", limited)
 
 
-def is_ratelimited(*args: Any, **options: Any) -> bool:
-    """Return whether a request is over a limit; takes what `get_usage` takes."""
-    usage = get_usage(*args, **options)
-    return usage is not None and bool(usage["should_limit"])
+def is_ratelimited(
+    request: HttpRequest,
+    group: str | None = None,
+    fn: Callable[..., Any] | None = None,
+    key: Key = None,
+    rate: Rates = None,
+    method: Methods = ALL,
+    increment: bool = False,
+) -> bool:
+    """Return whether a request is over a limit."""
+    usage = get_usage(request, group, fn, key, rate, method, increment)
+    return usage is not None and usage["should_limit"]
 
 
 def get_usage(
-    request: Any,
+    request: HttpRequest,
     group: str | None = None,
-    fn: Any = None,
-    key: Any = None,
-    rate: Any = None,
-    method: Any = ALL,
+    fn: Callable[..., Any] | None = None,
+    key: Key = None,
+    rate: Rates = None,
+    method: Methods = ALL,
     increment: bool = False,
-) -> dict[str, Any] | None:
+) -> Usage | None:
     """Return `count`, `limit`, `should_limit` and `time_left` for a request.
 
     None where nothing limits it.
@@ -174,7 +213,7 @@ def get_usage(
     return _usage(decision, counter.limit)
 
 
-for _public in (ratelimit, is_ratelimited, get_usage):
+for _public in (is_ratelimited, get_usage):
     vars(_public).update(ALL=ALL, UNSAFE=UNSAFE)
 
 
@@ -228,14 +267,11 @@ def _parse_rate(rate: str | tuple[int, int]) -> tuple[int, int]:
 @functools.lru_cache(maxsize=1024)
 def _counter(group: str, label: str, methods: tuple[str, ...], rate: Any) -> Counter:
     """Return the counter of a group, a rate and the methods that are limited."""
-    if not NAME.fullmatch(group):
-        group = f"{group}-{digest(group)[:8]}"
-
     limit, window = _parse_rate(rate)
     ending = "-".join(["", f"{limit}.{window}s", *methods])
     name = policy_name(group, ending)
 
-    options: Any = {"algo": FIXED_WINDOW, "label": policy_name(label, "")}
+    options: Any = {"algo": FIXED_WINDOW, "label": policy_name(label)}
     return Counter(
         limit,
         shown=Policy(name, (max(1, limit), window), **options),
@@ -252,9 +288,7 @@ def _policy_set(policy: Policy) -> PolicySet:
     return compile_policies(policy, alias)
 
 
-def _charge(
-    request: Any, identity: EncodedIdentity, counter: Counter
-) -> dict[str, Any] | None:
+def _charge(request: Any, identity: EncodedIdentity, counter: Counter) -> Usage | None:
     """Count a request; return its usage, None where it passes without Redis."""
     policy_set = _policy_set(counter.counted)
     decision = limiter.check(identity, policy_set, source=None)
@@ -272,7 +306,7 @@ def _charge(
     return usage
 
 
-def _usage(decision: Decision, limit: int) -> dict[str, Any]:
+def _usage(decision: Decision, limit: int) -> Usage:
     """Return the usage by a decision that was made with a limit higher by one."""
     if decision.limit != limit + 1:
         limit = decision.limit  # of an override
@@ -292,9 +326,7 @@ def _usage(decision: Decision, limit: int) -> dict[str, Any]:
     }
 
 
-def _shown_decision(
-    policy: Policy, decision: Decision, usage: dict[str, Any]
-) -> Decision:
+def _shown_decision(policy: Policy, decision: Decision, usage: Usage) -> Decision:
     """Return a decision as it is under the limit that the site wrote."""
     allowed = not usage["should_limit"]
     retry_after = 0.0

@@ -8,10 +8,8 @@ find their decisions with the request.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, ClassVar
 
 from rest_framework import throttling
@@ -20,12 +18,10 @@ from rest_framework.settings import api_settings
 from .. import conf
 from ..core.decision import Decision
 from ..core.policy import Policy
-from ..http.headers import whole_wait
 from ..limiter import Check
-from ..runtime.clock import frozen_clock
 from .drf_views import Unavailable, observe_at_end
 from .throttles import (
-    ByAddress,
+    CommonThrottle,
     PolicyLimits,
     RateThrottle,
     anonymous_address,
@@ -47,17 +43,11 @@ __all__ = [
 PENDING = "_rate_limit_pending"
 
 
-class BaseThrottle(ByAddress, throttling.BaseThrottle):
+class BaseThrottle(CommonThrottle, throttling.BaseThrottle):
     """The framework's, with addresses by RATE_LIMITER['TRUSTED_PROXIES']."""
 
     framework_settings = api_settings
     decision: Decision | None = None
-
-    def wait(self) -> float | None:
-        """Return the seconds until the request would pass, if waiting helps."""
-        if self.decision is None:
-            return None
-        return whole_wait(self.decision)
 
 
 class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrottle):
@@ -124,7 +114,7 @@ class PolicyThrottle(BaseThrottle):
 
     def allow_request(self, request: Any, view: Any) -> bool:
         _decide(self, request, view)
-        self.decision = self._limits.decision(request)
+        self.decision = self._limits.decision_about(request)
         return self.decision is None or _allows(self.decision)
 
 
@@ -169,15 +159,6 @@ def _is_batched(throttle: Any) -> bool:
 def _decide_all(
     throttles: Sequence[Any], request: Any, view: Any
 ) -> dict[Any, Decision]:
-    """Decide for some throttles at the time of Redis, or of a test's `timer`."""
     observe_at_end(view, request)
-
-    clock: Any = nullcontext()
-    for throttle in throttles:
-        timer = getattr(throttle, "timer", time.time)
-        if timer is not time.time:
-            clock = frozen_clock(round(timer() * 1000))
-
-    with clock:
-        checks = plan_checks(throttles, request, view)
-        return decide(request, checks)
+    checks = plan_checks(throttles, request, view)
+    return decide(request, checks)

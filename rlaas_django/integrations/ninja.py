@@ -17,9 +17,10 @@ from contextvars import ContextVar
 from typing import Any, ClassVar
 
 from django.http.response import HttpResponseBase
+from ninja import conf as ninja_conf
 from ninja import throttling
-from ninja.conf import settings
 from ninja.errors import Throttled
+from ninja.operation import Operation
 
 from .. import conf
 from ..core.decision import Decision, Outcome, combine
@@ -32,7 +33,7 @@ from ..http.site_functions import in_thread
 from ..runtime import log
 from .throttles import (
     NO_LIMITS,
-    ByAddress,
+    CommonThrottle,
     PolicyLimits,
     RateThrottle,
     adecide,
@@ -45,27 +46,39 @@ from .throttles import (
 __all__ = [
     "AnonRateThrottle",
     "AuthRateThrottle",
+    "BaseThrottle",
     "PolicyThrottle",
     "SimpleRateThrottle",
     "UserRateThrottle",
     "throttled",
 ]
 
-# Of the request that a thread or a task is busy with: the last refusal, and the
+# Of the request that a thread or a task is busy with: the last decisions, and the
 # throttles to await.
-_refusal: ContextVar[Decision | None] = ContextVar("refusal", default=None)
+_decisions: ContextVar[dict[Any, Decision | None]] = ContextVar("decisions")
 _to_await: ContextVar[list[Any] | None] = ContextVar("to_await", default=None)
 
 
-class BaseThrottle(ByAddress, throttling.BaseThrottle):
+class BaseThrottle(CommonThrottle, throttling.BaseThrottle):
+    """The framework's, with addresses by RATE_LIMITER['TRUSTED_PROXIES']."""
+
+    @property
+    def framework_settings(self) -> Any:
+        return ninja_conf.settings
+
+    @property
+    def decision(self) -> Decision | None:
+        """The decision about the request that the thread or task is busy with."""
+        return _decisions.get({}).get(self)
+
+
+class CheckedThrottle(BaseThrottle):
     """Checks in Redis what a subclass plans for a request."""
 
-    framework_settings = settings
-
-    def refusal(self, request: Any, decision: Decision | None) -> Decision | None:
-        """Return the decision of the check, if it refuses the request."""
-        if decision is None or decision.allowed:
-            return None
+    def final_decision(
+        self, request: Any, decision: Decision | None
+    ) -> Decision | None:
+        """Return the decision about a request by that of the check."""
         return decision
 
     def allow_request(self, request: Any) -> bool:
@@ -80,16 +93,10 @@ class BaseThrottle(ByAddress, throttling.BaseThrottle):
         with suppress(RuntimeError):
             asyncio.get_running_loop()
             _warn()
-        decisions = decide(request, plan_checks([self], request))
-        refusal = self.refusal(request, decisions.get(self))
-        _refusal.set(refusal)
-        return refusal is None
-
-    def wait(self) -> float | None:
-        refusal = _refusal.get()
-        if refusal is None:
-            return None
-        return whole_wait(refusal)
+        decided = decide(request, plan_checks([self], request))
+        decision = self.final_decision(request, decided.get(self))
+        _decisions.set({self: decision})
+        return decision is None or decision.allowed
 
 
 def _credential_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
@@ -99,7 +106,7 @@ def _credential_or_address(throttle: Any, request: Any) -> tuple[str, Any]:
     return "token", str(auth)  # kept as a keyed digest
 
 
-class SimpleRateThrottle(RateThrottle, BaseThrottle, throttling.SimpleRateThrottle):
+class SimpleRateThrottle(RateThrottle, CheckedThrottle, throttling.SimpleRateThrottle):
     """Counts requests in Redis, exactly; a subclass says by `get_cache_key` whose."""
 
     framework = "ninja"
@@ -122,7 +129,7 @@ class UserRateThrottle(SimpleRateThrottle, throttling.UserRateThrottle):
     """Limits users, and clients that are not logged in by address."""
 
 
-class PolicyThrottle(PolicyLimits, BaseThrottle):
+class PolicyThrottle(PolicyLimits, CheckedThrottle):
     """Limits by policies, the default one unless others are named.
 
     All are charged or none.
@@ -134,8 +141,10 @@ class PolicyThrottle(PolicyLimits, BaseThrottle):
     def __init__(self, *policies: str | Policy) -> None:
         super().__init__("A throttle of django-ninja", policies)
 
-    def refusal(self, request: Any, decision: Decision | None) -> Decision | None:
-        return super().refusal(request, self.decision(request))
+    def final_decision(
+        self, request: Any, decision: Decision | None
+    ) -> Decision | None:
+        return self.decision_about(request)
 
 
 def throttled(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,12 +154,7 @@ def throttled(run: Callable[..., Any]) -> Callable[..., Any]:
 
     >>> api.add_decorator(throttled, mode="view")
     """
-    operation = getattr(inspect.unwrap(run), "__self__", None)
-    if operation is None:
-        raise TypeError(
-            "throttled is for operations: write "
-            'api.add_decorator(throttled, mode="view").'
-        )
+    operation = _operation_of(run)
 
     # The view of an operation that streams is not awaited, either.
     if inspect.iscoroutinefunction(operation.view_func):
@@ -165,6 +169,29 @@ def throttled(run: Callable[..., Any]) -> Callable[..., Any]:
             leave(gate)
 
     return checked
+
+
+def _operation_of(run: Any) -> Any:
+    """Return the operation that runs, whatever decorators there are around it.
+
+    Those without `functools.wraps` have it among their variables or attributes.
+    """
+    functions = [run]
+    for function in functions:
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, Operation):
+            return owner
+
+        inner = {**getattr(function, "__dict__", {})}
+        if inspect.isfunction(function):
+            inner |= inspect.getclosurevars(function).nonlocals
+        for value in inner.values():
+            if callable(value) and value not in functions:
+                functions.append(value)
+
+    raise TypeError(
+        'throttled is for operations: write api.add_decorator(throttled, mode="view").'
+    )
 
 
 def _throttled_async(run: Callable[..., Any], operation: Any) -> Callable[..., Any]:
@@ -208,13 +235,17 @@ async def _check(request: Any) -> None:
     else:
         checks = plan_checks(called, request)
 
-    decisions = await adecide(request, checks)
+    decided = await adecide(request, checks)
+    decisions = {
+        throttle: throttle.final_decision(request, decided.get(throttle))
+        for throttle in called
+    }
+    _decisions.set(decisions)
 
     outcomes: list[Outcome] = []
-    for throttle in called:
-        refusal = throttle.refusal(request, decisions.get(throttle))
-        if refusal is not None:
-            outcomes += refusal.outcomes
+    for decision in decisions.values():
+        if decision is not None and not decision.allowed:
+            outcomes += decision.outcomes
 
     refused = combine(outcomes)
     if refused is not None:

@@ -8,16 +8,19 @@ throttles are decided in one round trip.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, ClassVar
 
 from .. import conf, limiter, signals
-from ..core.algorithms import SLIDING_WINDOW_COMPACT
+from ..core.algorithms import SLIDING_WINDOW_COMPACT, Algo
 from ..core.decision import Decision, Outcome, combine, strictest
 from ..core.keys import encode_name
-from ..core.policy import DEFAULT, Policy, Rate
+from ..core.policy import DEFAULT, OnFailure, Policy, Rate
 from ..http.gate import plan_check
+from ..http.headers import whole_wait
+from ..http.identity import user_name
 from ..http.limits import Limits, compile_limits
 from ..http.proxies import client_address
 from ..http.refusals import SUPPRESSED
@@ -25,6 +28,7 @@ from ..http.request_state import exceeds_limit, state_of
 from ..http.view_names import policy_name
 from ..limiter import Check, compile_policies
 from ..runtime import log, registry
+from ..runtime.clock import frozen_clock
 
 # Of a gate that only has its request observed at the end.
 NO_LIMITS = Limits(())
@@ -33,15 +37,33 @@ NO_LIMITS = Limits(())
 CACHE_FORMAT = "throttle_%(scope)s_%(ident)s"
 
 
-class ByAddress:
-    """Finds out addresses by TRUSTED_PROXIES, unless NUM_PROXIES is set."""
+class CommonThrottle:
+    """What throttles of every framework have.
 
-    framework_settings: Any
+    They have the framework's settings, and the decision about the last request, if any.
+    """
 
-    def get_ident(self, request: Any) -> Any:
+    def get_ident(self: Any, request: Any) -> Any:
+        """Return the address by TRUSTED_PROXIES, unless NUM_PROXIES is set."""
         if self.framework_settings.NUM_PROXIES is None:
             return client_address(request)
         return super().get_ident(request)  # type: ignore[misc]
+
+    def wait(self: Any) -> float | None:
+        """Return the seconds until the next request, as the frameworks do.
+
+        After a refusal, until it would pass; after an admitted request, the window
+        shared among the requests that are left.
+        """
+        decision: Decision | None = self.decision
+        if decision is not None:
+            if decision.allowed:
+                return decision.reset_after / (decision.remaining + 1)
+            return whole_wait(decision)
+
+        if hasattr(self, "history"):  # which their own tests set
+            return super().wait()  # type: ignore[misc, no-any-return]
+        return None
 
 
 class PolicyLimits:
@@ -67,7 +89,7 @@ class PolicyLimits:
         """Return whether planning calls functions of the site."""
         return compile_limits(self._limits).calls_site_functions
 
-    def decision(self, request: Any) -> Decision | None:
+    def decision_about(self, request: Any) -> Decision | None:
         """Return what was decided about a request, whichever limits checked it."""
         outcomes = state_of(request).outcomes
         names = compile_limits(self._limits).names
@@ -79,8 +101,8 @@ class RateThrottle:
     """What a framework's SimpleRateThrottle gets: a policy for its rate."""
 
     framework: str
-    algo: str | None = SLIDING_WINDOW_COMPACT
-    on_failure = "open"
+    algo: Algo | None = SLIDING_WINDOW_COMPACT
+    on_failure: OnFailure = "open"
 
     # For each `get_cache_key` of the framework, a function of the throttle and the
     # arguments of that one. It returns the kind and the name of who is counted instead
@@ -117,26 +139,32 @@ class RateThrottle:
         if name is None:
             return None
 
-        identity = encode_name(kind, name, conf.config().encoding)
+        identity = encode_name(kind, str(name), conf.config().encoding)
         policy = registry.add_adapter_policy(self._policy())
         return limiter.plan_encoded(compile_policies(policy), (identity,), 1)
 
     def _policy(self: Any) -> Policy:
-        scope = self.scope or type(self).__name__
+        ending = ""
         if self.rate != self.THROTTLE_RATES.get(self.scope):
             # Throttles with rates of their own may have inherited the same scope.
-            scope += f"-{self.duration}s"
+            ending = f"-{self.duration}s"
 
+        scope = self.scope or type(self).__name__
         name = f"{self.framework}.{scope}"
         rate = (self.num_requests, self.duration)
-        return _make_policy(name, rate, self.algo, self.on_failure)
+        return _make_policy(name, ending, rate, self.algo, self.on_failure)
 
 
 @lru_cache(maxsize=1024)
 def _make_policy(
-    name: str, rate: tuple[int, int], algo: str | None, on_failure: str
+    name: str,
+    ending: str,
+    rate: tuple[int, int],
+    algo: Algo | None,
+    on_failure: OnFailure,
 ) -> Policy:
-    return Policy(policy_name(name, ""), rate, algo=algo, on_failure=on_failure)
+    full_name = policy_name(name, ending)
+    return Policy(full_name, rate, algo=algo, on_failure=on_failure)
 
 
 def anonymous_address(throttle: Any, *arguments: Any) -> tuple[str, Any]:
@@ -151,7 +179,9 @@ def user_or_address(throttle: Any, request: Any, *_: Any) -> tuple[str, Any]:
     """Return the user, or the address of a client that is not logged in."""
     user = request.user
     if user and user.is_authenticated:
-        return "user", user.pk
+        name = user_name(user)
+        if name:
+            return "user", name
 
     return "ip", throttle.get_ident(request)
 
@@ -174,7 +204,12 @@ def decide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]:
     if not checks:
         return {}
 
-    decisions = limiter.check_each([*checks.values()])
+    timer = _timer_of_a_test(checks)
+    if timer is None:
+        decisions = limiter.check_each([*checks.values()])
+    else:
+        with frozen_clock(round(timer() * 1000)):
+            decisions = limiter.check_each([*checks.values()])
     record(request, decisions)
 
     return dict(zip(checks, decisions, strict=True))
@@ -182,8 +217,9 @@ def decide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]:
 
 async def adecide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]:
     """As `decide`, natively async."""
-    if not checks:
-        return {}
+    # The clock of a test stands still for all tasks, so that it is not awaited in.
+    if not checks or _timer_of_a_test(checks) is not None:
+        return decide(request, checks)
 
     decisions = await limiter.acheck_each([*checks.values()])
     exceeding = _keep(request, decisions)
@@ -191,6 +227,15 @@ async def adecide(request: Any, checks: dict[Any, Check]) -> dict[Any, Decision]
         await signals.asend(signals.rate_limited, request=request, decision=exceeding)
 
     return dict(zip(checks, decisions, strict=True))
+
+
+def _timer_of_a_test(throttles: Iterable[Any]) -> Callable[[], float] | None:
+    """Return what a test has put in place of the `timer` of a throttle, if any."""
+    for throttle in throttles:
+        timer: Callable[[], float] = getattr(throttle, "timer", time.time)
+        if timer is not time.time:
+            return timer
+    return None
 
 
 def record(request: Any, decisions: Iterable[Decision]) -> None:

@@ -107,7 +107,7 @@ class Candidate:
         name: str,
         text: str,
         policy: Policy,
-        algorithms: Iterable[str],
+        algorithms: Iterable[Any],
     ) -> None:
         self.text = text
         self.policy = policy

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import rlaas_django
-from rlaas_django import Policy, PolicyError, check, peek, refund, reset
+from rlaas_django import Algo, Policy, PolicyError, check, peek, refund, reset
 
 from tests.support.internals import (
     ALGORITHM_RECORDS,
@@ -47,6 +48,10 @@ def test_a_record_names_itself_a_file_and_an_alternative(algorithm):
     assert algorithm.choose_when
     if algorithm.max_cost is not None:
         assert ALGORITHM_RECORDS[algorithm.alternative].max_cost is None
+
+
+def test_type_checkers_know_every_algorithm():
+    assert list(get_args(Algo)) == list(ALGORITHMS)
 
 
 @pytest.mark.parametrize("path", FILES)

@@ -361,6 +361,17 @@ def admitted(_) -> int:
 # The page
 
 
+def test_the_example_of_the_page_is_what_type_checkers_read():
+    text = (ROOT / "docs" / "django-ratelimit.md").read_text()
+    example = re.search(r"^# after\n.*?(^@ratelimit\(.*?)^```", text, re.MULTILINE | re.DOTALL)[1]
+    assert example in (ROOT / "tests" / "typing" / "django_ratelimit.py").read_text()
+
+
+def test_the_sets_of_methods_are_on_the_decorator_and_the_functions():
+    for public in (ratelimit, is_ratelimited, get_usage):
+        assert (public.ALL, public.UNSAFE) == (ALL, UNSAFE)
+
+
 def test_the_examples_of_the_page_run(clock):
     text = (ROOT / "docs" / "django-ratelimit.md").read_text()
     names: dict = {"__name__": "documented"}

@@ -22,7 +22,7 @@ from rest_framework.exceptions import NotFound
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.settings import api_settings
-from rest_framework.test import APIRequestFactory
+from rest_framework.test import APIRequestFactory, force_authenticate
 from rest_framework.views import APIView
 from rlaas_django import Policy, backend, peek, rate_limit
 from rlaas_django.integrations import drf
@@ -38,13 +38,14 @@ from rlaas_django.operators import usage as panel
 from rlaas_django.signals import rate_limited
 from rlaas_django.testing import frozen_clock, reset_all
 
-from tests.support.http import OURS
+from tests.support.http import OURS, PRIMARY_KEYS
 from tests.support.internals import overrides, recorder, statistics_totals
 from tests.support.observation import commands_sent
 from tests.support.parallel import in_processes
 
 ROOT = Path(__file__).parents[2]
 factory = APIRequestFactory()
+COMPACT = "sliding-window-compact-algo"
 
 
 class ByHeader(BaseAuthentication):
@@ -200,6 +201,16 @@ def test_a_scoped_throttle_counts_by_the_scope_of_the_view(clock):
     assert statuses(make_view(Scoped), 5, "alice") == [200] * 5
 
 
+def test_scopes_that_differ_only_outside_ascii_do_not_share_a_counter(clock):
+    scopes = ("поиск", "загрузка", "a b", "a/b")
+
+    class Scoped(ScopedRateThrottle):
+        THROTTLE_RATES = MappingProxyType(dict.fromkeys(scopes, "1/min"))
+
+    views = [make_view(Scoped, throttle_scope=scope) for scope in scopes]
+    assert [statuses(view, 2, "alice") for view in views] == [[200, 429]] * 4
+
+
 def test_a_key_of_the_site_s_own_is_what_is_counted(clock, client):
     class ByTenant(SimpleRateThrottle):
         rate = "2/min"
@@ -212,6 +223,40 @@ def test_a_key_of_the_site_s_own_is_what_is_counted(clock, client):
     assert ask == [200, 200, 429, 200]
     assert statuses(view, 5) == [200] * 5  # no key, no limit
     assert b"rlaas:rate_limit:drf.ByTenant-60s/key=a%3A%20b%2F:log" in client.keys()
+
+
+@pytest.mark.parametrize("pk", PRIMARY_KEYS, ids=str)
+def test_a_user_s_primary_key_may_be_of_any_type(clock, pk):
+    view = make_view(TwoPerMinute)
+
+    def ask(pk):
+        request = factory.get("/")
+        force_authenticate(request, SimpleNamespace(pk=pk, is_authenticated=True))
+        return view(request).status_code
+
+    assert [ask(pk) for _ in range(3)] == [200, 200, 429]
+    assert ask("another") == 200
+    assert peek(str(pk), Policy("drf.user-60s", "2/m", algo=COMPACT)).remaining == 0  # as @rate_limit counts
+
+
+@pytest.mark.parametrize("pk", [None, ""])
+def test_a_user_without_a_primary_key_is_counted_by_address(clock, pk):
+    view = make_view(TwoPerMinute)
+    request = factory.get("/")
+    force_authenticate(request, SimpleNamespace(pk=pk, is_authenticated=True))
+    assert [view(request).status_code for _ in range(3)] == [200, 200, 429]
+    assert statuses(view, 1) == [429]
+
+
+@pytest.mark.parametrize("key", PRIMARY_KEYS, ids=str)
+def test_a_key_of_the_site_s_own_may_be_of_any_type(clock, key):
+    class ByKey(SimpleRateThrottle):
+        rate = "2/min"
+
+        def get_cache_key(self, request, view):
+            return key
+
+    assert statuses(make_view(ByKey), 3) == [200, 200, 429]
 
 
 def test_a_format_of_the_site_s_own_is_what_is_counted(clock, client):
@@ -277,6 +322,31 @@ def test_two_throttles_count_as_drf_s_do(requests):
             mine, model = get(ours, user), get(theirs, user)
             assert (mine.status_code, mine.content) == (model.status_code, model.content)
             assert mine.get("Retry-After") == model.get("Retry-After")
+
+
+def test_the_wait_after_an_admitted_request_is_drf_s(clock, monkeypatch):
+    """Where the requests come at once; otherwise it is never shorter."""
+    monkeypatch.setattr(TheirFour, "timer", lambda self: clock.ms / 1000)
+    caches["locmem"].clear()
+
+    def waits():
+        request = Request(factory.get("/"))
+        request.user = None
+        throttles = [FourPerHour(), TheirFour()]
+        assert [throttle.allow_request(request, APIView()) for throttle in throttles] == [True, True]
+        return [throttle.wait() for throttle in throttles]
+
+    assert waits() == [900.0, 900.0]
+    assert waits() == [1200.0, 1200.0]
+    clock.tick(60_000)
+    assert waits() == [1800.0, 1770.0]
+
+
+def test_there_is_no_wait_where_nothing_is_decided(configure):
+    configure(ENABLED=False)
+    throttle = TwoPerMinute()
+    assert throttle.allow_request(Request(factory.get("/")), APIView())
+    assert throttle.wait() is None
 
 
 def test_a_timer_of_a_test_is_the_time(client):

@@ -6,10 +6,11 @@ import asyncio
 import itertools
 import re
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 
@@ -17,6 +18,7 @@ ninja = pytest.importorskip("ninja")
 
 from ninja import throttling  # noqa: E402
 from ninja.conf import settings as ninja_settings  # noqa: E402
+from ninja.decorators import decorate_view  # noqa: E402
 from ninja.security import APIKeyHeader  # noqa: E402
 from ninja.testing import TestAsyncClient, TestClient  # noqa: E402
 from rlaas_django import Policy, backend, peek, rate_limit  # noqa: E402
@@ -29,9 +31,10 @@ from rlaas_django.integrations.ninja import (  # noqa: E402
     UserRateThrottle,
     throttled,
 )
+from rlaas_django.runtime.clock import script_time  # noqa: E402
 from rlaas_django.signals import rate_limited  # noqa: E402
 
-from tests.support.http import OURS  # noqa: E402
+from tests.support.http import OURS, PRIMARY_KEYS  # noqa: E402
 from tests.support.http import Site as HttpSite  # noqa: E402
 from tests.support.internals import observers, overrides  # noqa: E402
 from tests.support.observation import commands_sent, hanging  # noqa: E402
@@ -52,7 +55,7 @@ class Site:
     def __init__(self, kind: str, runner: asyncio.Runner):
         self.is_async, self.runner = kind == "async", runner
 
-    def serve(self, *throttles, auth=None, view=None, decorated=True, **options):
+    def serve(self, *throttles, auth=None, view=None, decorated=True, decorate=lambda view: view, **options):
         api = make_api()
         if decorated:
             api.add_decorator(throttled, mode="view")
@@ -65,12 +68,14 @@ class Site:
             def operation(request, number: int = 0):
                 return view(request) if view else "hello"
 
-        api.get("/", throttle=[*throttles], auth=auth or ninja.constants.NOT_SET, **options)(operation)
+        api.get("/", throttle=[*throttles], auth=auth or ninja.constants.NOT_SET, **options)(decorate(operation))
         self.client = (TestAsyncClient if self.is_async else TestClient)(api)
         return self
 
     def get(self, path="/", user=None, **options):
-        if user is not None:
+        if isinstance(user, SimpleNamespace):
+            options["user"] = user
+        elif user is not None:
             options["user"] = SimpleNamespace(pk=user, is_authenticated=True)
         response = self.client.get(path, **options)
         return self.runner.run(response) if self.is_async else response
@@ -144,7 +149,7 @@ def test_threads_on_one_throttle_get_their_own_waits():
 
     found = in_threads(ask, 16)
     assert sum(allowed for allowed, _ in found) == 4
-    assert all((wait is None) if allowed else 3590 < wait <= 3600 for allowed, wait in found)
+    assert all(3590 < wait <= 3600 for _, wait in found)
 
 
 def test_anonymous_throttles_leave_clients_with_credentials_alone(site, clock):
@@ -181,6 +186,16 @@ def test_a_key_of_the_site_s_own_is_what_is_counted(site, clock):
     assert site.statuses(2, headers={"X-TENANT": "a"}) == [200, 429]
     assert site.statuses(1, headers={"X-TENANT": "b"}) == [200]
     assert site.statuses(3) == [200] * 3
+
+
+def test_scopes_that_differ_only_outside_ascii_do_not_share_a_counter(site, clock):
+    for name in ("поиск", "загрузка", "a b", "a/b"):
+
+        class Scoped(UserRateThrottle):
+            scope = name
+
+        site.serve(Scoped("1/m"))
+        assert site.statuses(2, "alice") == [200, 429]
 
 
 def test_throttles_of_an_operation_count_as_ninja_s_do(site, clock):
@@ -462,6 +477,221 @@ def test_what_the_limit_refuses_is_refunded_to_the_throttle(settings, clock, kin
     assert refused["RateLimit"] == '"ninja.anon-60s";r=7;t=60, "own";r=0;t=60'
     throttle = Policy("ninja.anon-60s", "9/m", key="ip", algo=COMPACT)
     assert peek("203.0.113.9", throttle).current_count == 2
+
+
+# As django-ninja's own tests read and replace what a throttle has
+
+
+@pytest.mark.parametrize("pk", PRIMARY_KEYS, ids=str)
+def test_a_user_s_primary_key_may_be_of_any_type(site, clock, pk):
+    site.serve(UserRateThrottle("2/m"))
+    assert site.statuses(3, pk) == [200, 200, 429]
+    assert site.statuses(1, "another") == [200]
+    assert peek(str(pk), Policy("ninja.user-60s", "2/m", algo=COMPACT)).remaining == 0  # as @rate_limit counts
+
+
+@pytest.mark.parametrize("pk", [None, ""])
+def test_a_user_without_a_primary_key_is_counted_by_address(site, clock, pk):
+    site.serve(UserRateThrottle("2/m"))
+    user = SimpleNamespace(pk=pk, is_authenticated=True)
+    assert [site.get(user=each).status_code for each in (user, None, user)] == [200, 200, 429]
+
+
+@pytest.mark.parametrize("key", PRIMARY_KEYS, ids=str)
+def test_a_key_of_the_site_s_own_may_be_of_any_type(site, clock, key):
+    class ByKey(SimpleRateThrottle):
+        scope = "key"
+
+        def get_cache_key(self, request):
+            return key
+
+    site.serve(ByKey("2/m"))
+    assert site.statuses(3) == [200, 200, 429]
+
+
+def test_what_authenticates_may_be_an_object_of_any_kind(site, clock):
+    class Key:
+        def __init__(self, name):
+            self.name = name
+
+        def __str__(self):
+            return f"key of {self.name}"
+
+    site.serve(AuthRateThrottle("1/m"), auth=lambda request: Key(request.headers["X-Name"]))
+    assert site.statuses(2, headers={"X-NAME": "alice"}) == [200, 429]
+    assert site.statuses(2, headers={"X-NAME": "bob"}) == [200, 429]
+
+
+@pytest.mark.parametrize("on", ["class", "instance"])
+def test_a_timer_of_a_test_is_the_time(site, on):
+    class Timed(UserRateThrottle):
+        scope = "timed"
+
+    throttle = Timed("2/m")
+    site.serve(throttle)
+    found = []
+    for seconds in (0, 0, 59, 59, 60, 60, 60):
+        if on == "class":
+            Timed.timer = lambda self, seconds=seconds: seconds
+        else:
+            throttle.timer = lambda seconds=seconds: seconds
+        response = site.get(user="alice")
+        found.append((response.status_code, response.get("Retry-After")))
+    assert found == [(200, None), (200, None), (429, "1"), (429, "1"), (200, None), (200, None), (429, "60")]
+
+
+def test_requests_at_once_under_a_timer_leave_the_clock_as_it_was():
+    throttle = UserRateThrottle("2/m")
+    throttle.timer = lambda: 7
+
+    async def ask_at_once(client):
+        user = SimpleNamespace(pk="alice", is_authenticated=True)
+        return await asyncio.gather(*[client.get("/", user=user) for _ in range(9)])
+
+    with asyncio.Runner() as runner:
+        responses = runner.run(ask_at_once(Site("async", runner).serve(throttle).client))
+    assert sorted(response.status_code for response in responses) == [200] * 2 + [429] * 7
+    assert script_time() == ""
+
+
+def admit(throttle, user="alice"):
+    request = RequestFactory().get("/")
+    request.user = SimpleNamespace(pk=user, is_authenticated=True)
+    return throttle.allow_request(request)
+
+
+def test_the_wait_after_an_admitted_request_is_ninja_s(clock):
+    """Where the requests come at once; otherwise it is never shorter."""
+
+    class Theirs(throttling.UserRateThrottle):
+        cache = caches["locmem"]
+
+        def timer(self):
+            return clock.ms / 1000
+
+    caches["locmem"].clear()
+    mine, model = UserRateThrottle("4/h"), Theirs("4/h")
+    for _ in range(4):
+        assert (admit(mine), admit(model)) == (True, True)
+        assert mine.wait() == model.wait()
+    assert (admit(mine), admit(model)) == (False, False)
+    assert mine.wait() == model.wait() == 3600
+    clock.tick(3_599_000)
+    assert (admit(mine), mine.wait()) == (False, 1)
+    clock.tick(1_000)
+    assert (admit(mine), mine.wait()) == (True, 900)
+
+
+def test_the_wait_is_of_the_throttle_that_is_asked(clock):
+    first, second = UserRateThrottle("1/m"), UserRateThrottle("1/h")
+    assert admit(second)
+    assert not admit(second)
+    assert first.wait() is None
+    assert second.wait() == 3600
+
+
+def test_the_operation_finds_the_wait_after_an_admitted_request(site, clock):
+    throttle = UserRateThrottle("2/m")
+    site.serve(throttle, view=lambda request: str(throttle.wait()))
+    assert site.get(user="alice").json() == "30.0"
+
+
+def test_the_wait_by_history_is_ninja_s():
+    throttle = SimpleRateThrottle("1/m")
+    throttle.history = []
+    assert throttle.wait() == 30.0
+    throttle.now = throttle.timer()
+    throttle.history = [throttle.now] * 3
+    assert throttle.wait() is None
+
+
+def test_a_throttle_of_the_site_s_own_decides_and_has_no_wait(site, clock):
+    class OnlyOnce(ours.BaseThrottle):
+        called = False
+
+        def allow_request(self, request):
+            before, self.called = self.called, True
+            return not before
+
+    assert [admit(UserRateThrottle("1/m")) for _ in range(2)] == [True, False]
+    site.serve(OnlyOnce())
+    responses = [site.get() for _ in range(2)]
+    assert [response.status_code for response in responses] == [200, 429]
+    assert responses[1].get("Retry-After") is None
+    assert "BaseThrottle" in ours.__all__
+
+
+def test_a_throttle_that_does_not_say_what_it_allows_is_an_error():
+    with pytest.raises(NotImplementedError):
+        ours.BaseThrottle().allow_request(RequestFactory().get("/"))
+    with pytest.raises(NotImplementedError):
+        SimpleRateThrottle("1/m").allow_request(RequestFactory().get("/"))
+
+
+def test_a_scope_without_a_rate_is_an_error_and_none_is_no_limit(site, clock):
+    class Scoped(UserRateThrottle):
+        THROTTLE_RATES = MappingProxyType({"none": None})
+
+    with pytest.raises(ImproperlyConfigured, match="No default throttle rate set for 'user' scope"):
+        Scoped()
+    Scoped.scope = None
+    with pytest.raises(ImproperlyConfigured, match=r"either `\.scope` or `\.rate` for 'Scoped'"):
+        Scoped()
+    Scoped.scope = "none"
+    assert site.serve(Scoped()).statuses(3, "alice") == [200] * 3
+
+
+def test_ninja_s_settings_are_read_at_each_request(monkeypatch):
+    replaced = ninja_settings.model_copy(update={"NUM_PROXIES": 2})
+    request = SimpleNamespace(META={"REMOTE_ADDR": "10.0.0.1", "HTTP_X_FORWARDED_FOR": "1.1.1.1, 203.0.113.9"})
+    throttle = AnonRateThrottle("1/m")
+    monkeypatch.setattr("ninja.conf.settings", replaced)
+    assert throttle.get_ident(request) == "1.1.1.1"
+
+
+# Decorators of a site's own
+
+
+def plain(run):
+    """A decorator without functools.wraps."""
+
+    def decorated(request, **kwargs):
+        decorated.calls += 1
+        return run(request, **kwargs)
+
+    decorated.calls = 0
+    return decorated
+
+
+def awaiting(run):
+    async def decorated(request, **kwargs):
+        return await run(request, **kwargs)
+
+    return decorated
+
+
+class Called:
+    """A decorator that is a class."""
+
+    def __init__(self, run):
+        self.run = run
+
+    def __call__(self, request, **kwargs):
+        return self.run(request, **kwargs)
+
+
+@pytest.mark.parametrize("decorators", [[plain], [Called], [Called, plain]])
+def test_a_decorated_view_without_functools_wraps_is_limited(site, clock, monkeypatch, decorators):
+    def no_wait(*args):
+        raise AssertionError("It waits for Redis in the event loop.")
+
+    if site.is_async:
+        monkeypatch.setattr("rlaas_django.integrations.ninja.decide", no_wait)
+        decorators = [awaiting, *decorators]
+    site.serve(UserRateThrottle("1/m"), decorate=decorate_view(*decorators))
+    first, second = site.get(user="alice"), site.get(user="alice")
+    assert (first.status_code, first["RateLimit"]) == (200, '"ninja.user-60s";r=0;t=60')
+    assert (second.status_code, second["Retry-After"]) == (429, "60")
 
 
 def test_an_override_of_a_user_applies(site, clock):

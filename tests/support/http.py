@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import functools
 import inspect
 import itertools
 import json
 import re
 import types
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import http_sfv
@@ -33,6 +36,26 @@ AUTHENTICATION = [
 ]
 KINDS = ("def", "async def")
 BOTH_WAYS = ["wsgi, def", "asgi, async def"]
+
+
+class Ulid:
+    """A primary key that is an object of a package's own."""
+
+    def __str__(self) -> str:
+        return "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+
+
+# What a user may have for a primary key; the tuple is that of a composite one.
+PRIMARY_KEYS = [
+    7,
+    "seven",
+    uuid.UUID(int=7),
+    Decimal("7.50"),
+    (7, "seven"),
+    Ulid(),
+    b"seven",
+    datetime.date(2000, 1, 2),
+]
 
 
 def _ways(*quick: str) -> list[Any]:

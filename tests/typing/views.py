@@ -9,7 +9,17 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
-from rlaas_django import Decision, Policy, Rate, RateLimitedRequest, rate_limit, rate_limit_exempt
+from rlaas_django import (
+    Algo,
+    Decision,
+    OnFailure,
+    Policy,
+    Rate,
+    RateLimitedRequest,
+    rate_limit,
+    rate_limit_exempt,
+)
+from rlaas_django.integrations.throttles import RateThrottle
 
 # A decorated view keeps its own signature.
 
@@ -138,5 +148,26 @@ rate_limit(5)  # type: ignore[call-overload]
 rate_limit("5/m", key=5)  # type: ignore[call-overload]
 rate_limit("5/m", kee="ip")  # type: ignore[call-overload]
 rate_limit("5/m", charge_when=401)  # type: ignore[call-overload]
+rate_limit("5/m", algo="fixed-window")  # type: ignore[call-overload]
+rate_limit("5/m", on_failure="close")  # type: ignore[call-overload]
+Policy("p", "5/m", algo="fixed-window")  # type: ignore[arg-type]
+Policy("p", "5/m", on_failure="close")  # type: ignore[arg-type]
+
+an_algorithm: Algo = "fixed-window-algo"
+what_then: OnFailure = "closed"
+rate_limit("5/m", algo=an_algorithm, on_failure=what_then)
+Policy("p", "5/m", algo=an_algorithm, on_failure=what_then)
+
+
+class Throttle(RateThrottle):
+    algo = "fixed-window-algo"
+    on_failure = "closed"
+
+
+class MistypedThrottle(RateThrottle):
+    algo = "fixed-window"  # type: ignore[assignment]
+    on_failure = "close"  # type: ignore[assignment]
+
+
 rate_limit("5/m", cost="a", block=None)  # type: ignore[call-overload]
 rate_limit(rate_of)(many)  # type: ignore[arg-type]

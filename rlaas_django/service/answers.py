@@ -167,15 +167,25 @@ def _decision_text(decision: Decision) -> str:
 
 def _figures(result: Decision | Outcome) -> Json:
     """Return what a decision and the outcome of a policy have in common."""
-    is_possible = result.retry_after != math.inf
     return {
         "allowed": result.allowed,
         "policy": result.policy.name,
         "limit": result.limit,
         "currentCount": result.current_count,
         "remaining": result.remaining,
-        "retryAfter": result.retry_after if is_possible else None,
-        "resetAfter": result.reset_after,
+        "retryAfter": _whole_ms(result.retry_after),
+        "resetAfter": _whole_ms(result.reset_after),
         "ttl": result.ttl,
         "degraded": result.degraded,
     }
+
+
+def _whole_ms(seconds: float) -> float | None:
+    """Return seconds in whole ms, rounded up: who waits so long is not early.
+
+    None when the cost can never fit.
+    """
+    if seconds == math.inf:
+        return None
+    ms = math.ceil(round(1000 * seconds, 3))
+    return max(0, ms) / 1000

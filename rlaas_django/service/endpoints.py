@@ -71,10 +71,7 @@ async def check_batch(request: HttpRequest, caller: Caller, call: Call) -> HttpR
 
     One that is not valid is an error in its place. POST {"checks": [...]}.
     """
-    items = read_object(request, ["checks"]).get("checks")
-    if not isinstance(items, list) or len(items) > MAX_BATCH:
-        detail = f'"checks" should be a list of at most {MAX_BATCH:,} checks.'
-        raise ProblemError(detail)
+    items = _read_batch(request)
 
     results: list[Any] = [None] * len(items)
     checks: dict[int, Check] = {}  # by index
@@ -89,6 +86,14 @@ async def check_batch(request: HttpRequest, caller: Caller, call: Call) -> HttpR
         results[index] = decision_json(decision, caller, in_batch=True)
 
     return JsonResponse({"results": results})
+
+
+def batch_cost(request: HttpRequest) -> int:
+    """Return what a batch costs its caller: a unit per check, valid or not."""
+    try:
+        return max(1, len(_read_batch(request)))
+    except ProblemError:
+        return 1
 
 
 async def usage(request: HttpRequest, caller: Caller, call: Call) -> HttpResponse:
@@ -174,6 +179,11 @@ async def openapi(request: HttpRequest, *_: Any) -> HttpResponse:
     return JsonResponse(document)
 
 
+async def unknown_path(*_: Any) -> HttpResponse:
+    """Respond where there is no endpoint."""
+    raise ProblemError("There is no such endpoint; see openapi.json.", 404)
+
+
 async def metrics(_: HttpRequest, __: Caller, call: Call) -> HttpResponse:
     """Return the metrics as Prometheus reads them.
 
@@ -228,6 +238,15 @@ async def forward_auth(
 
     status = 204 if path is None else 200
     return with_headers(HttpResponse(status=status), decision)
+
+
+def _read_batch(request: HttpRequest) -> list[Any]:
+    """Return the checks of a batch, which may not be valid."""
+    checks = read_object(request, ["checks"]).get("checks")
+    if not isinstance(checks, list) or len(checks) > MAX_BATCH:
+        detail = f'"checks" should be a list of at most {MAX_BATCH:,} checks.'
+        raise ProblemError(detail)
+    return checks
 
 
 async def _decide(checks: list[Check], caller: Caller, call: Call) -> list[Decision]:

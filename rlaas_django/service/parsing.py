@@ -84,12 +84,7 @@ def plan_check(identity: Identity, policy_set: PolicySet, cost: int = 1) -> Chec
 
 def compile_names(names: list[str], caller: Caller) -> PolicySet:
     """Return the policies of these names, if the caller may use them."""
-    known = conf.config().policies
     for name in names:
-        if name not in known:
-            usable = filter(caller.may_use, known)
-            raise ProblemError(unknown("policy", name, usable), 404)
-
         require_policy(name, caller)
 
     try:
@@ -99,9 +94,11 @@ def compile_names(names: list[str], caller: Caller) -> PolicySet:
 
 
 def require_policy(name: str, caller: Caller) -> None:
-    """Raise a ProblemError unless the caller may use this policy."""
-    if not caller.may_use(name):
-        raise ProblemError(f"{caller.name!r} may not use policy {name!r}.", 403)
+    """Raise a ProblemError unless there is this policy, for this caller."""
+    known = conf.config().policies
+    if name not in known or not caller.may_use(name):
+        usable = filter(caller.may_use, known)
+        raise ProblemError(unknown("policy", name, usable), 404)
 
 
 def read_object(request: HttpRequest, fields: Collection[str]) -> Json:

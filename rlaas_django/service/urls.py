@@ -20,11 +20,11 @@ GET_OR_POST = ("GET", "POST", "HEAD")
 # The method is that of the original request, where a proxy keeps it.
 FORWARDED = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD")
 
-# Of each endpoint: its path, its function, the verb that a caller needs, if any, and
-# its methods.
+# Of each endpoint: its path, its function, the verb that a caller needs, if any, its
+# methods, and its cost where that is not 1.
 ENDPOINTS = (
     ("check", endpoints.check, "check", GET_OR_POST),
-    ("check/batch", endpoints.check_batch, "check", POST),
+    ("check/batch", endpoints.check_batch, "check", POST, endpoints.batch_cost),
     ("usage", endpoints.usage, "usage", GET_OR_POST),
     ("refund", endpoints.refund, "refund", POST),
     ("reset", endpoints.reset, "reset", POST),
@@ -51,6 +51,8 @@ def patterns(view: Callable[..., Any]) -> list[URLPattern]:
 
     auth = view(endpoints.forward_auth, "check", FORWARDED)
     urls.append(re_path(AUTH, auth, name="auth"))
+    unknown = view(endpoints.unknown_path, None, FORWARDED)
+    urls.append(re_path("", unknown, name="unknown"))
 
     return urls
 

@@ -34,6 +34,8 @@ class Endpoint(NamedTuple):
     function: Callable[..., Awaitable[HttpResponse]]
     verb: str | None  # None: anybody may call it
     methods: tuple[str, ...]
+    # The units that a request takes of the caller's own limit.
+    cost: Callable[[HttpRequest], int] = lambda _: 1
 
     async def respond(
         self, request: HttpRequest, call: Call, **arguments: Any
@@ -71,18 +73,19 @@ class Endpoint(NamedTuple):
 
         require_verb(caller, self.verb)
         if caller.limit is not None:
-            await _require_quota(caller, call)
+            await _require_quota(caller, call, self.cost(request))
 
         return caller
 
 
-async def _require_quota(caller: Caller, call: Call) -> None:
-    """Raise a ProblemError where a caller is over its own limit."""
+async def _require_quota(caller: Caller, call: Call, cost: int) -> None:
+    """Raise a ProblemError where a request is over its caller's own limit."""
     decision = await call(
         limiter.check,
         limiter.acheck,
         caller.name,
         caller.limit,
+        cost=cost,
         source=caller.source,
     )
 
@@ -90,6 +93,8 @@ async def _require_quota(caller: Caller, call: Call) -> None:
     if not decision.allowed:
         name = caller.limit
         detail = f"This caller is over its own limit, {name!r}; nothing was checked."
+        if cost > decision.limit:
+            detail += f" Send at most {decision.limit:,} checks at once."
         raise ProblemError(detail, 429, decision=decision)
 
 

@@ -225,6 +225,36 @@ def test_django_logs_a_refusal_unless_the_limit_of_our_log_lines_was_reached(
     assert len([record for record in caplog.records if record.name == "django.request"]) == lines
 
 
+# Vary
+
+
+VARIES = {"user": True, "user_or_ip": True, "ip": False, "header:X-Api-Key": False, "token": False, "global": False}
+VARIES |= {"get:q": False, "post:q": False}
+
+
+@both_ways
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("key", VARIES)
+@pytest.mark.parametrize("place", ["decorator", "rule"])
+@pytest.mark.parametrize("logged_in", [False, True])
+def test_a_response_varies_by_cookie_where_the_user_is_counted(
+    site, clock, configure, django_user_model, key, place, logged_in
+):
+    """Django says so of each response for which the session was read, as the table of docs/headers.md does."""
+    configure(POLICIES={"one": {"rate": "1/h", "key": key}}, MIDDLEWARE=[{"path": "/", "policies": ["one"]}])
+    if place == "decorator":
+        site.serve(rate_limit("one")(site.view(ok)), AUTHENTICATION)
+    else:
+        site.serve(site.view(ok), [*AUTHENTICATION, OURS])
+    if logged_in:
+        site.log_in(django_user_model.objects.create_user("ann"))
+    allowed = site.get()
+    refused = site.get(headers={"Accept": HTML})
+    assert (allowed.status_code, refused.status_code) == (200, 429)
+    assert allowed.headers.get("Vary") == ("Cookie" if VARIES[key] else None)
+    assert refused.headers["Vary"] == ("Accept, Cookie" if VARIES[key] else "Accept")
+
+
 # Languages
 
 

@@ -19,7 +19,7 @@ ninja = pytest.importorskip("ninja")
 from ninja import throttling  # noqa: E402
 from ninja.conf import settings as ninja_settings  # noqa: E402
 from ninja.decorators import decorate_view  # noqa: E402
-from ninja.security import APIKeyHeader  # noqa: E402
+from ninja.security import APIKeyHeader, HttpBearer  # noqa: E402
 from ninja.testing import TestAsyncClient, TestClient  # noqa: E402
 from rlaas_django import Policy, backend, peek, rate_limit  # noqa: E402
 from rlaas_django.integrations import ninja as ours  # noqa: E402
@@ -34,7 +34,7 @@ from rlaas_django.integrations.ninja import (  # noqa: E402
 from rlaas_django.runtime.clock import script_time  # noqa: E402
 from rlaas_django.signals import rate_limited  # noqa: E402
 
-from tests.support.http import OURS, PRIMARY_KEYS  # noqa: E402
+from tests.support.http import OURS, PRIMARY_KEYS, as_kind  # noqa: E402
 from tests.support.http import Site as HttpSite  # noqa: E402
 from tests.support.internals import observers, overrides  # noqa: E402
 from tests.support.observation import commands_sent, hanging  # noqa: E402
@@ -726,6 +726,49 @@ def admitted(_) -> int:
 
 
 # The page
+
+
+class Token(HttpBearer):
+    def authenticate(self, request, token):
+        return token if token == "right" else None
+
+
+def serve_with_tokens(settings, kind, middleware=()):
+    api = make_api(auth=Token(), throttle=[AuthRateThrottle("2/m"), AnonRateThrottle("2/m")])
+    api.add_decorator(throttled, mode="view")
+    api.get("/")(as_kind(kind, lambda request: "hello"))
+    site = HttpSite("wsgi, def" if kind == "def" else "asgi, async def", settings)
+    site.own_body = True
+    site.serve({"api/": api.urls}, middleware)
+    return site
+
+
+RIGHT, WRONG = {"Authorization": "Bearer right"}, {"Authorization": "Bearer wrong"}
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_throttle_does_not_count_wrong_tokens(settings, clock, kind):
+    site = serve_with_tokens(settings, kind)
+    assert site.statuses(5, "/api/", headers=WRONG) == [401] * 5
+    assert site.statuses(3, "/api/", headers=RIGHT) == [200, 200, 429]
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_the_rule_of_the_page_counts_wrong_tokens(settings, configure, clock, kind):
+    text = (ROOT / "docs" / "ninja.md").read_text()
+    (block,) = re.findall(r"^```python\n([^`]*\bRATE_LIMITER = .*?)^```", text, re.MULTILINE | re.DOTALL)
+    names: dict = {}
+    exec(compile(block, "ninja.md", "exec"), names)
+    configure(**names["RATE_LIMITER"])
+    site = serve_with_tokens(settings, kind, names["MIDDLEWARE"])
+    assert site.statuses(2, "/api/", headers=RIGHT) == [200, 200]
+    assert peek({"ip": site.address}, "wrong-tokens").current_count == 0
+    assert site.statuses(100, "/api/", headers=WRONG) == [401] * 100
+    assert site.statuses(2, "/api/", headers=WRONG) == [429] * 2
+    assert site.statuses(1, "/api/", headers=RIGHT) == [429]
+    site.address = "198.51.100.7"
+    assert site.statuses(1, "/api/") == [401]
+    assert peek({"ip": site.address}, "wrong-tokens").current_count == 1
 
 
 def test_the_examples_of_the_page_run(configure, clock):

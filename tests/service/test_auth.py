@@ -97,9 +97,8 @@ def test_a_receipt_of_a_policy_that_a_caller_may_not_use_is_refused(service, con
     tokens = {**TOKENS, "other": {"digests": [digest("rlaas_x")], "verbs": ["refund"], "policies": ["callers"]}}
     configure(SERVICE={"TOKENS": tokens})
     receipt = service.post("check", {"userId": "alice", "policy": "search"}).json()["receipt"]
-    assert_problem(
-        service.as_caller("rlaas_x").post("refund", {"receipt": receipt}), 403, "may not use policy 'search'"
-    )
+    problem = assert_problem(service.as_caller("rlaas_x").post("refund", {"receipt": receipt}), 404)
+    assert problem["detail"] == "There is no policy 'search'."
     assert service.post("refund", {"receipt": receipt}).json() == {"refunded": True}
 
 
@@ -217,7 +216,7 @@ def test_the_site_says_who_calls(service, configure, function):
     assert nobody.get("check?userId=alice&policy=search", headers={"X-Api-Key": "billing"}).status_code == 200
     assert_problem(nobody.post("reset", body, headers={"X-Api-Key": "billing"}), 403, "'billing' may not 'reset'")
     assert_problem(
-        nobody.post("check", {"userId": "a"}, headers={"X-Api-Key": "b"}), 403, "may not use policy 'default'"
+        nobody.post("check", {"userId": "a"}, headers={"X-Api-Key": "b"}), 404, "There is no policy 'default'."
     )
 
 
@@ -270,6 +269,72 @@ def test_a_caller_is_limited_by_its_token(service, configure):
     assert responses[2].headers["Retry-After"] == "60"
     assert service.as_caller(LESSER).get("check?userId=alice").status_code == 200
     assert peek("tester", "callers").current_count == 2
+
+
+@pytest.fixture
+def limited(service, configure):
+    """A caller that may have five checks a minute."""
+    configure(POLICIES={**POLICIES, "callers": {"rate": "5/m"}})
+    configure(SERVICE={"TOKENS": {"tester": {**TOKENS["tester"], "limit": "callers"}}})
+    return service
+
+
+def batch(service, size, item=None):
+    return service.post("check/batch", {"checks": [item or {"userId": "alice", "policy": "search"}] * size})
+
+
+def test_a_batch_costs_its_caller_as_much_as_its_checks(limited, clock):
+    assert batch(limited, 2).status_code == 200
+    assert peek("tester", "callers").current_count == 2
+    clock.tick(1_000)
+    assert limited.get("check?userId=bob").status_code == 200
+    assert batch(limited, 2).status_code == 200
+    assert peek("tester", "callers").current_count == 5
+    assert_problem(limited.get("check?userId=bob"), 429, "its own limit")
+
+
+def test_a_batch_that_costs_more_than_is_left_is_refused_whole(limited, clock):
+    assert batch(limited, 3).status_code == 200
+    clock.tick(1_000)
+    used = peek("alice", "search").current_count
+    response = batch(limited, 3, {"userId": "bob"})
+    assert_problem(response, 429, "its own limit, 'callers'; nothing was checked.")
+    assert response.headers["Retry-After"] == "59"
+    assert (peek("alice", "search").current_count, peek("bob").current_count) == (used, 0)
+    assert peek("tester", "callers").current_count == 3
+    assert batch(limited, 2).status_code == 200
+
+
+def test_a_batch_that_can_never_fit_says_so(limited):
+    response = batch(limited, 6)
+    assert_problem(response, 429, "Send at most 5 checks at once.")
+    assert "Retry-After" not in response.headers
+    assert "inf" not in f"{response.headers} {response.content!r}"
+    assert peek("tester", "callers").current_count == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "cost"),
+    [
+        ({"checks": []}, 200, 1),
+        ({"checks": [{}, "bob", None, {"userId": "a", "policy": "no"}]}, 200, 4),
+        ({"checks": [{}] * 1001}, 400, 1),
+        ({"checks": "x" * 1001}, 400, 1),
+        ("{", 400, 1),
+        ("x" * 1_000_001, 413, 1),
+    ],
+)
+def test_no_batch_is_free(limited, body, status, cost):
+    assert limited.post("check/batch", body).status_code == status
+    assert peek("tester", "callers").current_count == cost
+
+
+def test_a_batch_costs_as_much_under_every_algorithm(limited, configure, algo):
+    configure(USE_ALGO=algo, POLICIES={**POLICIES, "callers": {"rate": "1500/h"}})
+    items = [{"userId": "alice", "policy": "search"}] * 1000
+    assert limited.post("check/batch", {"checks": items}).status_code == 200
+    assert_problem(limited.post("check/batch", {"checks": items}), 429)
+    assert limited.post("check/batch", {"checks": items[:500]}).status_code == 200
 
 
 @pytest.mark.usefixtures("redis_unavailable")

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
 import rlaas_django
 import schemathesis
@@ -45,9 +46,42 @@ def test_the_document_is_served_at_the_path_of_the_service(handler):
 
 
 def test_the_document_has_every_endpoint_and_field():
-    routes = {str(route.pattern) for route in service_urls.urlpatterns if route.name != "auth"}
+    routes = {str(route.pattern) for route in service_urls.urlpatterns if route.name not in ("auth", "unknown")}
     assert {path.removeprefix("/") for path in DOCUMENT["paths"]} == routes | {"auth/{policies}"}
     assert set(DOCUMENT["components"]["schemas"]["Check"]["properties"]) == {*FIELDS}
+
+
+@pytest.mark.parametrize("name", ["Check", "Reset"])
+@pytest.mark.parametrize(
+    ("body", "valid"),
+    [
+        ({"userId": "alice"}, True),
+        ({"userId": 42, "policy": "search"}, True),
+        ({"identity": {"ip": "203.0.113.9"}}, True),
+        ({"userId": "alice", "identity": {"ip": "203.0.113.9"}}, True),
+        ({"identity": {}, "policy": "site"}, True),
+        ({}, False),
+        ({"policy": "search"}, False),
+        ({"userId": ""}, False),
+        ({"userId": "alice", "policy": "search", "policies": ["search"]}, False),
+        ({"userId": "alice", "user": "bob"}, False),
+    ],
+)
+def test_the_schema_demands_an_identity_and_no_cost(name, body, valid):
+    schema = {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
+    assert jsonschema_rs.Draft202012Validator(schema).is_valid(body) == valid
+
+
+def test_no_member_has_a_default_which_generated_clients_would_demand():
+    """Of openapi-typescript, a member with a default is one that has to be given."""
+    properties = [schema.get("properties", {}) for schema in DOCUMENT["components"]["schemas"].values()]
+    assert "default" not in [word for members in properties for member in members.values() for word in member]
+
+
+@pytest.mark.parametrize("handler", ["wsgi"], indirect=True)
+def test_a_policy_for_everybody_takes_an_empty_identity(handler, configure):
+    configure(POLICIES={**POLICIES, "site": {"rate": "3/m", "key": "global"}})
+    assert Service(handler).post("check", {"identity": {}, "policy": "site"}).status_code == 200
 
 
 def known_policies(document):

@@ -117,6 +117,24 @@ def test_the_json_of_a_check(service, clock):
     assert "receipt" not in answer
 
 
+def test_seconds_have_at_most_three_decimals(service, clock):
+    for ms in range(1, 400, 7):
+        clock.tick(ms)
+        answer = service.post("usage", {"userId": "alice", "policy": "search", "cost": 3}).json()
+        for figures in (answer, *answer["outcomes"]):
+            for name in ("retryAfter", "resetAfter"):
+                assert len(repr(figures[name]).partition(".")[2]) <= 3
+        service.get("check?userId=alice&policy=search")
+
+
+@pytest.mark.parametrize("handler", ["wsgi", "asgi"])
+def test_the_seconds_of_a_cached_refusal_have_at_most_three_decimals(settings, configure, handler):
+    service = serve(handler, settings, configure, POLICIES)
+    responses = [service.post("check", {"userId": number % 2, "policy": "search"}) for number in range(20)]
+    waits = {response.json()[name] for response in responses for name in ("retryAfter", "resetAfter")}
+    assert max(len(repr(wait).partition(".")[2]) for wait in waits) <= 3
+
+
 def test_a_cost_that_never_fits_has_no_wait(service):
     response = service.post("check", {"userId": "alice", "policy": "search", "cost": 10**400})
     assert response.status_code == 429
@@ -424,6 +442,13 @@ def test_unusual_identities_are_counted(service):
         assert [service.post("check", body).status_code for _ in range(4)] == [200, 200, 200, 429]
 
 
+@pytest.mark.parametrize("where", ["", "chek", "check/", "check/batch/x", "authx", "openapi.yaml", "%F0%9F%98%80"])
+@pytest.mark.parametrize("method", ["get", "post", "put", "delete", "options"])
+def test_an_unknown_path_is_a_problem(service, where, method):
+    problem = assert_problem(service.as_caller(None).request(method, where), 404)
+    assert "openapi.json" in problem["detail"]
+
+
 # Redis is unavailable
 
 
@@ -535,8 +560,36 @@ def test_a_refusal_is_no_error_in_the_log_of_django(service, caplog):
 def test_callers_may_not_use_other_policies(service):
     lesser = service.as_caller(LESSER)
     assert lesser.post("check", {"userId": "alice", "policy": "search"}).status_code == 200
-    assert_problem(lesser.get("check?userId=alice&policy=login"), 403, "may not use policy 'login'")
-    assert "login" not in assert_problem(lesser.get("check?userId=alice&policy=logim"), 404)["detail"].split(";")[-1]
+    assert_problem(lesser.get("check?userId=alice&policy=login"), 404)
+
+
+@pytest.mark.parametrize(("used", "unknown"), [("login", "nigol"), ("large", "egral"), ("searchx", "seerch")])
+def test_a_policy_that_a_caller_may_not_use_is_answered_as_one_that_does_not_exist(service, configure, used, unknown):
+    """Also `searchx`, which is near one that it may use; a name that is near one that it may not is not completed."""
+    verbs = ["check", "usage", "reset", "refund"]
+    configure(POLICIES={**POLICIES, "searchx": {"rate": "3/m"}})
+    configure(SERVICE={"TOKENS": {**TOKENS, "lesser": {**TOKENS["lesser"], "verbs": verbs}}})
+    lesser = service.as_caller(LESSER)
+
+    def answers(policy):
+        body = {"userId": "alice", "policy": policy}
+        several = {"userId": "alice", "policies": ["search", policy]}
+        responses = [
+            *(lesser.get(f"{where}?userId=alice&policy={policy}") for where in ("check", "usage")),
+            *(lesser.post(where, each) for where in ("check", "usage", "reset") for each in (body, several)),
+            lesser.get(f"auth/search,{policy}", headers={"X-RLaaS-User": "alice"}),
+        ]
+        problems = [assert_problem(response, 404) for response in responses]
+        problems += [result["error"] for result in lesser.post("check/batch", {"checks": [body]}).json()["results"]]
+        return [{**problem, "detail": problem["detail"].replace(policy, "<name>", 1)} for problem in problems]
+
+    assert answers(used) == answers(unknown)
+    detail = assert_problem(lesser.get(f"check?userId=alice&policy={used}y"), 404)["detail"]
+    assert f"did you mean '{used}'" not in detail
+    identity = {"user": "alice", "ip": "203.0.113.9"}
+    receipt = service.post("check", {"identity": identity, "policy": used}).json()["receipt"]
+    refusal = assert_problem(lesser.post("refund", {"receipt": receipt}), 404)["detail"]
+    assert refusal == assert_problem(lesser.get(f"check?userId=alice&policy={used}"), 404)["detail"]
 
 
 @pytest.mark.usefixtures("no_views")

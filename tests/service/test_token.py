@@ -30,7 +30,7 @@ def test_a_new_token_works_with_the_printed_entry(configure, settings):
     use(configure, settings, entry)
     caller = Service("wsgi", token)
     assert caller.get("usage?userId=alice&policy=search").status_code == 200
-    assert caller.get("usage?userId=alice").status_code == 403
+    assert caller.get("usage?userId=alice").status_code == 404
     assert caller.get("info").status_code == 403
 
 

@@ -19,6 +19,7 @@ from .algorithms import ALGORITHMS
 from .policy import DEFAULT, Policy
 
 COUNTER_PREFIX = "rlaas:rate_limit:"
+RESET_ENDING = ":reset"  # of the key that says when a counter was reset
 OVERRIDE_PREFIX = "rlaas:override:"
 GLOBAL = "global"  # the identity of all clients together
 # The kind of an identity that stands for all addresses of a network, in overrides.
@@ -95,7 +96,7 @@ def parse_counter_key(key: str) -> tuple[str, EncodedIdentity] | None:
 
     None for any other key.
     """
-    if not key.startswith(COUNTER_PREFIX):
+    if not key.startswith(COUNTER_PREFIX) or key.endswith(RESET_ENDING):
         return None
 
     policy, _, rest = key.removeprefix(COUNTER_PREFIX).rpartition("/")

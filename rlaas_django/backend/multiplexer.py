@@ -19,16 +19,16 @@ import redis
 from redis.exceptions import ResponseError
 
 from .commands import Call
-from .errors import UnexpectedReplyError
+from .errors import UnexpectedReplyError, as_redis_error
 from .pool import FRESH
 
 if TYPE_CHECKING:
     from .server import Server
 
-MAX_BATCH = 128  # commands; a batch has one timeout
+MAX_BATCH = 128  # commands
 # The timeout is counted in ticks of the event loop: time in which other code blocks the
 # loop does not count.
-TICKS = 10
+TICKS = 20
 
 Batch = list[tuple[Call, asyncio.Future[Any]]]
 
@@ -36,7 +36,8 @@ Batch = list[tuple[Call, asyncio.Future[Any]]]
 class Multiplexer:
     """Runs commands of one event loop on one server.
 
-    Each batch has the server's timeout.
+    Each call has the server's timeout, and so has each batch: then nobody reads the
+    rest of its replies.
     """
 
     def __init__(self, server: Server) -> None:
@@ -54,7 +55,8 @@ class Multiplexer:
         # What the worker waits for while there is nothing to do.
         self._idle: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._ticks_left = 0
+        self._ticks = 0  # while there was something to do
+        self._last_tick = 0  # of the batch's time
         self._timed_out = False
 
     def execute(self, call: Call) -> asyncio.Future[Any]:
@@ -63,6 +65,10 @@ class Multiplexer:
         Error replies are results, not exceptions.
         """
         reply = self.loop.create_future()
+        call.last_tick = self._ticks + TICKS
+        if call.started_at:
+            spent = (call.sent_at - call.started_at) / self._server.timeout
+            call.last_tick -= int(spent * TICKS)
         self._waiting.append((call, reply))
         if self._worker is None:
             self._start_worker()
@@ -108,7 +114,7 @@ class Multiplexer:
                 commands += len(call.calls or (call,))
 
     async def _exchange(self) -> None:
-        self._ticks_left = TICKS
+        self._last_tick = self._ticks + TICKS
         # One for all batches: to set and cancel one for each takes a tenth of a call.
         if self._timer is None:
             self._start_timer()
@@ -142,9 +148,9 @@ class Multiplexer:
             raise
         finally:
             for (call, future), reply in zip(self._batch, replies, strict=False):
-                if future.done():
+                if future.cancelled():
                     call.abandon(reply)
-                else:
+                elif not future.done():  # its time may be over
                     future.set_result(reply)
 
     async def _read(self, call: Call) -> Any:
@@ -198,12 +204,26 @@ class Multiplexer:
         self._timer = None
         if not self._batch or self._worker is None:
             return
-        if self._ticks_left == 0:
+        self._ticks += 1
+        if self._ticks > self._last_tick:
             self._timed_out = True
             self._worker.cancel()
         else:
-            self._ticks_left -= 1
             self._start_timer()
+            self._fail_late()
+
+    def _fail_late(self) -> None:
+        """Fail the calls whose time is over.
+
+        The batch goes on. Calls that were made together have the time of their batch.
+        """
+        error = redis.TimeoutError()
+        failure = as_redis_error(error, self._server.name, self._server.timeout)
+        for call, reply in (*self._batch, *self._waiting):
+            is_one_call = call.calls is None or call.started_at
+            if is_one_call and self._ticks > call.last_tick and not reply.done():
+                self._server.breaker.log_error(failure)
+                reply.set_exception(failure)
 
     def _fail_batch(self, error: Exception) -> None:
         """Fail what was sent, as nobody knows what ran.

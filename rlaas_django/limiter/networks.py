@@ -2,32 +2,43 @@
 
 Every process has all of them, and sends those of a client's address with its check. So
 a check needs no other round trip, and where there are none it costs nothing. The
-background thread reads them once a second; while nothing changes, only their digest.
-Redis has
+background thread reads them once a second; while nothing changes, only their digest,
+and after a change the shards that have another one. Redis has
 
-  rlaas:networks   STRING   a digest of the rest, and JSON:
-                            [[network, policy, kind, until, amount, every_client], ...];
-                            expires with the last
+  rlaas:networks:shards   HASH   digest -> a digest of the index;
+                                 index -> JSON: {shard: its digest, ...};
+                                 <shard> -> JSON: [[network, policy, kind, until,
+                                 amount, every_client], ...];
+                                 expires with the last
 """
 
 from __future__ import annotations
 
-import hashlib
-import ipaddress
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from itertools import chain
+from zlib import crc32
 
 from .. import backend
-from ..core.keys import Identity, IPAddress, decode, parse_address
+from ..backend.scripts import OVERRIDE
+from ..core.keys import (
+    Identity,
+    IPAddress,
+    decode,
+    digest,
+    parse_address,
+    parse_network,
+)
 from ..core.policy import EVERY_POLICY, Policy
 from ..runtime import process
-from ..runtime.clock import local_time_ms
+from ..runtime.clock import script_time
 from .overrides import Override
 
-KEY = "rlaas:networks"
-DIGEST_SIZE = 32  # characters
+KEY = "rlaas:networks:shards"
+DIGEST = "digest"
+INDEX = "index"
+SHARDS = 256
 SPARE_TTL = 60_000  # ms that the key stays after the last has ended: clocks differ
 MAX_FOUND = 4096  # addresses whose overrides are remembered
 
@@ -35,16 +46,36 @@ MAX_FOUND = 4096  # addresses whose overrides are remembered
 class Networks:
     """Overrides of networks, found by address."""
 
-    def __init__(self, overrides: Iterable[Override]) -> None:
+    def __init__(self, overrides: Iterable[Override] = ()) -> None:
+        self.digest = ""  # in Redis
+        # By shard, its digest and its overrides; those of a network are in one shard.
+        self.shards: dict[str, tuple[str, list[Override]]] = {}
         # By version and length of the prefix, and by the first address.
         self._by_prefix: dict[tuple[int, int], dict[int, list[Override]]] = {}
+        self._find = lru_cache(MAX_FOUND)(self._find_by_prefix)
+        self._add(overrides)
+
+    def _add(self, overrides: Iterable[Override]) -> None:
         # One policy is narrower than all policies, so those of all come first.
         for override in sorted(overrides, key=_is_for_one_policy):
-            network = ipaddress.ip_network(override.identity)
-            prefix = (network.version, network.prefixlen)
+            prefix, first_address = _place(override)
             networks = self._by_prefix.setdefault(prefix, {})
-            networks.setdefault(int(network.network_address), []).append(override)
-        self._find = lru_cache(MAX_FOUND)(self._find_by_prefix)
+            networks.setdefault(first_address, []).append(override)
+
+    def replaced(self, shards: Mapping[str, tuple[str, list[Override]]]) -> Networks:
+        """Return a copy that has these shards in place of its own ones."""
+        networks = Networks()
+        networks.shards = {**self.shards, **shards}
+        for prefix, by_address in self._by_prefix.items():
+            networks._by_prefix[prefix] = {**by_address}
+
+        for shard in self.shards.keys() & shards:
+            for override in self.shards[shard][1]:
+                prefix, first_address = _place(override)
+                networks._by_prefix[prefix].pop(first_address, None)
+        for _, overrides in shards.values():
+            networks._add(overrides)
+        return networks
 
     def find(self, address: str) -> list[Override]:
         """Return the overrides of an address, those of the widest network first."""
@@ -91,8 +122,13 @@ def _is_for_one_policy(override: Override) -> bool:
     return override.policy != EVERY_POLICY
 
 
+def _place(override: Override) -> tuple[tuple[int, int], int]:
+    """Return the version and length of a network's prefix, and its first address."""
+    network = parse_network(override.identity)
+    return (network.version, network.prefixlen), int(network.network_address)
+
+
 current: Networks | None = None  # None: there are none
-_digest = ""
 
 
 def override_texts_of_each(
@@ -120,56 +156,73 @@ def address_of(identity: Identity, identities: Iterable[str]) -> str:
 
 def publish(overrides: Sequence[Override]) -> None:
     """Replace the overrides of networks by these, for all processes within a second."""
-    if overrides:
-        ends = max(override.until for override in overrides)
-        ttl = max(0, ends - local_time_ms()) + SPARE_TTL
-        backend.run_commands([("SET", KEY, _text(overrides), "PX", ttl)])
-    else:
-        backend.run_commands([("DEL", KEY)])
+    ends = max([override.until for override in overrides], default=0) + SPARE_TTL
+    fields = chain.from_iterable(_fields(overrides).items())
+    call = backend.script_call(OVERRIDE, (KEY,), (script_time(), ends, *fields))
+    call.for_page = True
+    backend.execute(backend.topology(), call)
     refresh()
 
 
 def differs(overrides: Sequence[Override]) -> bool:
     """Return whether Redis does not have these overrides, or has others."""
-    expected = ""
-    if overrides:
-        expected = _text(overrides)[:DIGEST_SIZE]
-    return _read_digest() != expected
+    return _read(DIGEST)[0] != _fields(overrides).get(DIGEST, "")
 
 
 def refresh() -> None:
-    """Read the overrides from Redis if they have changed."""
-    global current, _digest
-    if _read_digest() == _digest:
+    """Read the shards of the overrides that have changed in Redis."""
+    global current
+    before = current or Networks()
+    if _read(DIGEST)[0] == before.digest:
         return
 
-    (reply,) = backend.run_commands([("GET", KEY)])
-    text = (reply or b"").decode()
-    entries: list[Any] = json.loads(text[DIGEST_SIZE:] or "[]")
-    current = None
-    if entries:
-        current = Networks(Override(*entry) for entry in entries)
-    _digest = text[:DIGEST_SIZE]
+    # Should another process write them meanwhile, the next round finds other digests.
+    new_digest, text = _read(DIGEST, INDEX)
+    digests: dict[str, str] = json.loads(text or "{}")
+    changed = [
+        shard
+        for shard in before.shards.keys() | digests
+        if before.shards.get(shard, ("", []))[0] != digests.get(shard, "")
+    ]
+    if not changed:
+        return
+
+    shards = {}
+    for shard, text in zip(changed, _read(*changed), strict=True):
+        overrides = [Override(*entry) for entry in json.loads(text or "[]")]
+        shards[shard] = digests.get(shard, ""), overrides
+    networks = before.replaced(shards)
+    networks.digest = new_digest
+    current = networks if digests else None
 
 
 def reset() -> None:
     """Have none, until they are read again."""
-    global current, _digest
+    global current
     current = None
-    _digest = ""
 
 
 process.on_fork(reset)
 
 
-def _read_digest() -> str:
-    (reply,) = backend.run_commands([("GETRANGE", KEY, 0, DIGEST_SIZE - 1)])
-    digest: str = reply.decode()
-    return digest
+def _read(*fields: str) -> list[str]:
+    """Return fields of the HASH, '' for those that it does not have."""
+    (reply,) = backend.run_commands([("HMGET", KEY, *fields)])
+    return [(value or b"").decode() for value in reply]
 
 
-def _text(overrides: Sequence[Override]) -> str:
-    ordered = sorted(overrides, key=lambda override: override[:4])
-    text = json.dumps(ordered, separators=(",", ":"))
-    digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_SIZE // 2)
-    return digest.hexdigest() + text
+def _fields(overrides: Sequence[Override]) -> dict[str, str]:
+    """Return what the HASH has, nothing where there are no overrides."""
+    shards: dict[str, list[Override]] = {}
+    for override in sorted(overrides, key=lambda override: override[:4]):
+        shard = str(crc32(override.identity.encode()) % SHARDS)
+        shards.setdefault(shard, []).append(override)
+    if not shards:
+        return {}
+
+    texts = {
+        shard: json.dumps(overrides, separators=(",", ":"))
+        for shard, overrides in shards.items()
+    }
+    index = json.dumps({shard: digest(text) for shard, text in texts.items()})
+    return {DIGEST: digest(index), INDEX: index, **texts}

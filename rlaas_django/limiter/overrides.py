@@ -64,17 +64,34 @@ def in_force(widest_first: Iterable[Any]) -> Any:
 
 def publish(identity: str, overrides: Iterable[Override]) -> None:
     """Replace the overrides of an identity by these."""
+    publish_each({identity: overrides})
+
+
+def publish_each(wanted: Mapping[str, Iterable[Override]]) -> None:
+    """Replace the overrides of each identity by these, in few round trips."""
+    key = override_key(hash_tag=backend.topology().clustered).key
+    first, *others = [
+        _replacing_call(key(identity), overrides)
+        for identity, overrides in wanted.items()
+    ]
+    # By itself, so that the server has the script when it gets the others.
+    backend.execute(backend.topology(), first)
+    for reply in backend.execute_each(backend.topology(), others):
+        if isinstance(reply, backend.UnavailableError):
+            raise reply
+    cached_refusals().invalidate_all()
+
+
+def _replacing_call(key: str, overrides: Iterable[Override]) -> backend.Call:
     fields: list[str] = []
     ends = 0
     for override in overrides:
         fields += (override.policy, override.text)
         ends = max(ends, override.until)
 
-    topology = backend.topology()
-    key = override_key(hash_tag=topology.clustered).key(identity)
     call = script_call(OVERRIDE, (key,), (script_time(), ends, *fields))
-    backend.execute(topology, call)
-    cached_refusals().invalidate_all()
+    call.for_page = True
+    return call
 
 
 def differing(wanted: Mapping[str, Iterable[Override]]) -> list[str]:

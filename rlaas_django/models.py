@@ -109,14 +109,16 @@ class OverrideQuerySet(models.QuerySet["Override"]):
         """Read them anew, and return them as Redis has them."""
         return [override.published() for override in self.all()]
 
-    def published_each(
+    def published_by_identity(
         self, identities: Iterable[str]
     ) -> dict[str, list[overrides.Override]]:
         """Read those of each identity anew, and return them as Redis has them."""
-        each: dict[str, list[overrides.Override]] = {name: [] for name in identities}
-        for override in self.filter(identity__in=[*each]):
-            each[override.identity].append(override.published())
-        return each
+        published: dict[str, list[overrides.Override]] = {
+            identity: [] for identity in identities
+        }
+        for override in self.filter(identity__in=[*published]):
+            published[override.identity].append(override.published())
+        return published
 
     def end(self, by: object) -> None:
         """End those that have not ended."""
@@ -282,7 +284,7 @@ class Override(models.Model):
     @classmethod
     def _publish_identities(cls, identities: list[str]) -> None:
         """Write the overrides that the script finds by the identity."""
-        read = partial(cls.objects.active().published_each, identities)
+        read = partial(cls.objects.active().published_by_identity, identities)
         _write_until_stable(read, overrides.publish_each)
 
     @classmethod
@@ -320,7 +322,7 @@ class Override(models.Model):
         ordered = unexpired.exclude(IS_NETWORK).order_by("identity")
         identities = ordered.values_list("identity", flat=True).distinct()[:COMPARED]
 
-        expected = active.published_each(identities)
+        expected = active.published_by_identity(identities)
         if differing := overrides.differing(expected):
             cls._publish_identities(differing)
 

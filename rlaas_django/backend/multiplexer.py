@@ -13,6 +13,7 @@ import asyncio
 import contextvars
 from collections import deque
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import redis
@@ -56,6 +57,7 @@ class Multiplexer:
         self._idle: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ticks = 0  # while there was something to do
+        self._next_tick = 0.0
         self._last_tick = 0  # of the batch's time
         self._timed_out = False
 
@@ -66,9 +68,6 @@ class Multiplexer:
         """
         reply = self.loop.create_future()
         call.last_tick = self._ticks + TICKS
-        if call.started_at:
-            spent = (call.sent_at - call.started_at) / self._server.timeout
-            call.last_tick -= int(spent * TICKS)
         self._waiting.append((call, reply))
         if self._worker is None:
             self._start_worker()
@@ -117,7 +116,7 @@ class Multiplexer:
         self._last_tick = self._ticks + TICKS
         # One for all batches: to set and cancel one for each takes a tenth of a call.
         if self._timer is None:
-            self._start_timer()
+            self._start_timer(self.loop.time())
 
         await self._prepare_connection()
         packed = [call.packed for call, _ in self._batch]
@@ -197,8 +196,9 @@ class Multiplexer:
         except redis.RedisError:
             return True
 
-    def _start_timer(self) -> None:
-        self._timer = self.loop.call_later(self._server.timeout / TICKS, self._tick)
+    def _start_timer(self, last: float) -> None:
+        self._next_tick = last + self._server.timeout / TICKS
+        self._timer = self.loop.call_at(self._next_tick, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
@@ -209,7 +209,9 @@ class Multiplexer:
             self._timed_out = True
             self._worker.cancel()
         else:
-            self._start_timer()
+            # A tick that is a little late does not delay the next ones.
+            interval = self._server.timeout / TICKS
+            self._start_timer(max(self._next_tick, self.loop.time() - interval))
             self._fail_late()
 
     def _fail_late(self) -> None:
@@ -217,12 +219,14 @@ class Multiplexer:
 
         The batch goes on. Calls that were made together have the time of their batch.
         """
-        error = redis.TimeoutError()
-        failure = as_redis_error(error, self._server.name, self._server.timeout)
+        server = self._server
+        failure = as_redis_error(TimeoutError(), server.name, server.timeout)
         for call, reply in (*self._batch, *self._waiting):
-            is_one_call = call.calls is None or call.started_at
-            if is_one_call and self._ticks > call.last_tick and not reply.done():
-                self._server.breaker.log_error(failure)
+            is_late = call.calls is None and self._ticks > call.last_tick
+            if call.started_at:
+                is_late = monotonic() > call.deadline(server.timeout)
+            if is_late and not reply.done():
+                server.breaker.log_error(failure)
                 reply.set_exception(failure)
 
     def _fail_batch(self, error: Exception) -> None:
@@ -233,6 +237,7 @@ class Multiplexer:
         server = self._server
         failure = server.record_failure(error, self._is_new, server.timeout)
         failed = self._stop()
+        self._fail_late()
         if server.breaker.error is not None:
             failed += self._waiting
             self._waiting.clear()

@@ -17,7 +17,7 @@ command -v $(1) >/dev/null 2>&1 || { \
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all browser lint format conformance servers cluster matrix coverage docs dist bench bench-quick instructions constraints clean
+.PHONY: help install run test test-all browser lint format conformance servers cluster matrix coverage docs dist bench bench-quick instructions soak constraints clean
 
 help: ## List what can be done
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -106,6 +106,9 @@ bench-quick: ## The same in under two minutes; writes nothing
 
 instructions: ## Count a decision's instructions with valgrind; ARGS="--against /path/to/another/checkout"
 	$(PYTHON) -m benchmarks instructions $(ARGS)
+
+soak: $(VENV)/.installed ## Decide for ten minutes on a server that fails; ARGS="--minutes 2 --seed 7"
+	$(BIN)/python -m benchmarks soak $(ARGS)
 
 constraints: ## Renew constraints.txt, the versions of the environment; needs uv
 	uv pip compile --upgrade --universal --python-version 3.11 --all-extras --no-annotate \

@@ -5,7 +5,6 @@ RATE_LIMITER is parsed once per change.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections import defaultdict
@@ -25,7 +24,7 @@ from django.utils.module_loading import import_string
 
 from .core.algorithms import SLIDING_WINDOW, is_algorithm
 from .core.callers import Service, parse_tokens
-from .core.keys import Encoding
+from .core.keys import Encoding, Network, parse_network
 from .core.login import DEFAULTS as LOGIN_DEFAULTS
 from .core.login import LoginPolicies, parse_login
 from .core.options import ACCEPTED, PROXY_HEADERS
@@ -60,9 +59,6 @@ POLICY_OPTIONS = ("rate", "key", "algo", "burst", "on_failure", "shadow", "label
 OPTIONS_ELSEWHERE = ("method", "cost", "charge_when")
 # In TRUSTED_PROXIES: a client of a unix socket, which has no address, is a proxy.
 UNIX = "unix"
-
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Problem(NamedTuple):
@@ -370,7 +366,7 @@ def _proxies(networks: Any, problems: list[Problem]) -> Iterator[Network | str]:
             continue
         try:
             # As text, since a number would be taken for an address.
-            yield ipaddress.ip_network(str(network), strict=False)
+            yield parse_network(str(network))
         except ValueError:
             problems.append(
                 Problem(

@@ -6,12 +6,12 @@ has a copy for the scripts that decide.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
 from operator import attrgetter
+from typing import TypeVar
 
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
@@ -20,9 +20,10 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from .conf import Network
-from .core.keys import NETWORK, decode, is_client
+from .core.keys import NETWORK, Network, decode, is_client, parse_network
 from .limiter import networks, overrides
+
+Overrides = TypeVar("Overrides")
 
 COMPARED = 500  # identities per comparison of the database with Redis
 MIN_FACTOR = Decimal("0.001")
@@ -39,7 +40,7 @@ def network_of(identity: str) -> Network | None:
         return None
 
     try:
-        return ipaddress.ip_network(text)
+        return parse_network(text)
     except ValueError:  # such as `unknown`
         return None
 
@@ -107,6 +108,17 @@ class OverrideQuerySet(models.QuerySet["Override"]):
     def published(self) -> list[overrides.Override]:
         """Read them anew, and return them as Redis has them."""
         return [override.published() for override in self.all()]
+
+    def published_by_identity(
+        self, identities: Iterable[str]
+    ) -> dict[str, list[overrides.Override]]:
+        """Read those of each identity anew, and return them as Redis has them."""
+        published: dict[str, list[overrides.Override]] = {
+            identity: [] for identity in identities
+        }
+        for override in self.filter(identity__in=[*published]):
+            published[override.identity].append(override.published())
+        return published
 
     def end(self, by: object) -> None:
         """End those that have not ended."""
@@ -265,15 +277,20 @@ class Override(models.Model):
         """Write the active overrides of an identity to Redis."""
         kind = decode(identity)[0]
         if kind != NETWORK:
-            cls._publish_identity(identity)
+            cls._publish_identities([identity])
         if kind in ("ip", NETWORK):
-            _write_until_stable(cls.objects.active().of_networks(), networks.publish)
+            cls._publish_networks()
 
     @classmethod
-    def _publish_identity(cls, identity: str) -> None:
+    def _publish_identities(cls, identities: list[str]) -> None:
         """Write the overrides that the script finds by the identity."""
-        active = cls.objects.active().filter(identity=identity)
-        _write_until_stable(active, partial(overrides.publish, identity))
+        read = partial(cls.objects.active().published_by_identity, identities)
+        _write_until_stable(read, overrides.publish_each)
+
+    @classmethod
+    def _publish_networks(cls) -> None:
+        of_networks = cls.objects.active().of_networks()
+        _write_until_stable(of_networks.published, networks.publish)
 
     def published(self) -> overrides.Override:
         """Return the override as Redis has it: a factor in thousandths."""
@@ -298,22 +315,16 @@ class Override(models.Model):
         compared: Redis may have been unavailable when they ended.
         """
         active = cls.objects.active()
-        of_networks = active.of_networks()
-        if not after and networks.differs(of_networks.published()):
-            _write_until_stable(of_networks, networks.publish)
+        if not after and networks.differs(active.of_networks().published()):
+            cls._publish_networks()
 
         unexpired = cls.objects.filter(until__gt=timezone.now(), identity__gt=after)
         ordered = unexpired.exclude(IS_NETWORK).order_by("identity")
         identities = ordered.values_list("identity", flat=True).distinct()[:COMPARED]
 
-        expected: dict[str, list[overrides.Override]] = {
-            identity: [] for identity in identities
-        }
-        for override in active.filter(identity__in=[*expected]):
-            expected[override.identity].append(override.published())
-
-        for identity in overrides.differing(expected):
-            cls._publish_identity(identity)
+        expected = active.published_by_identity(identities)
+        if differing := overrides.differing(expected):
+            cls._publish_identities(differing)
 
         if len(expected) < COMPARED:
             return ""
@@ -337,12 +348,11 @@ class Override(models.Model):
 
 
 def _write_until_stable(
-    active: OverrideQuerySet,
-    write: Callable[[list[overrides.Override]], None],
+    read: Callable[[], Overrides], write: Callable[[Overrides], None]
 ) -> None:
     """Write what is read, again if another process changes it meanwhile."""
     written = None
-    while (current := active.published()) != written:
+    while (current := read()) != written:
         write(current)
         written = current
 

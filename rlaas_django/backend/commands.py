@@ -12,6 +12,10 @@ from .scripts import Script
 
 Word = str | bytes | int | float
 
+# Seconds that a page waits for a reply, where a decision waits for
+# RATE_LIMITER['TIMEOUT'].
+PAGE_TIMEOUT = 1.0
+
 
 @dataclass(eq=False, repr=False)
 class Call:
@@ -27,8 +31,18 @@ class Call:
     for_page: bool = False  # which waits longer for a reply than a decision does
     calls: tuple[Call, ...] | None = None  # of a pipeline
     sent_at: float = 0.0  # by `time.monotonic`
+    # When its time began, if that was before it was sent: a topology was waited for,
+    # or this is a further attempt.
+    started_at: float = 0.0
+    last_tick: int = 0  # of its time, in an event loop
     # Gets the reply, or the error, that nobody awaits.
     on_abandoned: Callable[[Any], None] | None = None
+
+    def deadline(self, timeout: float) -> float:
+        """Return when the time of all its attempts together is over."""
+        if self.for_page:
+            timeout = PAGE_TIMEOUT
+        return (self.started_at or self.sent_at) + timeout
 
     def abandon(self, reply: Any) -> None:
         """Take the reply to a call whose caller was cancelled."""
@@ -49,6 +63,7 @@ class Pipeline(Call):
         super().__init__(None, sent[-1].key, b"".join([call.packed for call in sent]))
         self.calls = sent
         self.for_page = sent[-1].for_page
+        self.started_at = sent[-1].started_at
 
     def abandon(self, reply: Any) -> None:
         for call, part in zip(self.calls, reply, strict=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from time import monotonic
+from types import new_class
 from typing import Any, NamedTuple
 
 import redis
@@ -24,6 +25,7 @@ from redis.retry import Retry
 Address = tuple[str, int]
 MAX_CONNECTIONS = 100  # per process and server
 NOT_CONNECTED = -math.inf
+MIN_TIMEOUT = 0.001  # seconds; 0 would not wait at all
 
 # Options of the cache that our connections do not take over.
 _IGNORED_OPTIONS = {
@@ -63,6 +65,25 @@ CONNECTION_CLASSES: dict[type, type] = {
     redis.SSLConnection: redis.asyncio.SSLConnection,
     redis.UnixDomainSocketConnection: redis.asyncio.UnixDomainSocketConnection,
     redis.Connection: redis.asyncio.Connection,
+}
+
+
+class _Bounded:
+    """Bounds what a connection of redis-py reads itself, when it connects.
+
+    Its timeout is that of each reply: to AUTH, SETINFO, SELECT.
+    """
+
+    deadline = math.inf
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        if self.deadline < math.inf:
+            wait(self, self.deadline)
+        return super().read_response(*args, **options)  # type: ignore[misc]
+
+
+_BOUNDED = {
+    known: new_class(known.__name__, (_Bounded, known)) for known in CONNECTION_CLASSES
 }
 
 
@@ -106,7 +127,8 @@ class ConnectionOptions(NamedTuple):
 
     def connection(self, timeout: float) -> HeldConnection:
         """Return a new connection for threads, not connected yet."""
-        connection = self.connection_class(**self.options, **timeouts(timeout))
+        connection_class = _BOUNDED.get(self.connection_class, self.connection_class)
+        connection = connection_class(**self.options, **timeouts(timeout))
         parser_class = self.options.get("parser_class", DefaultParser)
         return HeldConnection(connection, self._reader(connection, parser_class))
 
@@ -140,7 +162,7 @@ class ConnectionOptions(NamedTuple):
         another parser: if its class is not redis-py's own, or if a function of the
         site's is called when it connects.
         """
-        redis_classes = {*CONNECTION_CLASSES, *CONNECTION_CLASSES.values()}
+        redis_classes = {*_BOUNDED.values(), *CONNECTION_CLASSES.values()}
         is_plain = self.options.get("redis_connect_func") is None
         if type(connection) not in redis_classes or not is_plain:
             return connection
@@ -164,6 +186,12 @@ def timeouts(seconds: float) -> dict[str, Any]:
     }
 
 
+def wait(connection: Any, deadline: float) -> None:
+    """Wait for a reply until a deadline, whatever the connection's own timeout is."""
+    if not connection.can_read(timeout=max(0.0, deadline - monotonic())):
+        raise redis.TimeoutError
+
+
 class HeldConnection:
     """A connection for threads, which a pool holds while nobody uses it."""
 
@@ -173,18 +201,20 @@ class HeldConnection:
         if reader is connection:
             self.read = _returning_errors(reader.read_response)
         self.is_new = True  # nothing was read from it yet
+        # Whether some time of the call was over before the connection could be used.
+        self.is_delayed = False
         self.last_call = NOT_CONNECTED  # when it was sent
 
-    def connect(self) -> None:
+    def connect(self, deadline: float) -> None:
         """Connect anew."""
-        self.connection.disconnect()
+        connection = self.connection
+        connection.disconnect()
         self.is_new = True
-        self.connection.connect()
-
-    def wait(self, deadline: float) -> None:
-        """Wait for a reply, for longer than the connection's own timeout."""
-        if not self.connection.can_read(timeout=max(0.0, deadline - monotonic())):
-            raise redis.TimeoutError
+        self.is_delayed = True
+        connection.socket_connect_timeout = max(MIN_TIMEOUT, deadline - monotonic())
+        connection.deadline = deadline
+        connection.connect()
+        connection.deadline = math.inf
 
     def disconnect(self) -> None:
         self.last_call = NOT_CONNECTED

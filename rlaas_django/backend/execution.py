@@ -37,6 +37,7 @@ def execute(topology: Topology, call: Call) -> Any:
     """
     server = topology.master or topology.server_for(call.key)
     if server is None:
+        call.started_at = time.monotonic()
         topology.wait_until_known()
     if server is None or server.breaker.error is not None:
         server = _require_available(topology, topology.server_for(call.key))
@@ -54,6 +55,7 @@ async def aexecute(topology: Topology, call: Call) -> Any:
     """As `execute`, without blocking the event loop."""
     server = topology.master or topology.server_for(call.key)
     if server is None:
+        call.started_at = time.monotonic()
         await topology.await_until_known()
     if server is None or server.breaker.error is not None:
         server = _require_available(topology, topology.server_for(call.key))
@@ -84,7 +86,7 @@ async def _arepeat(attempts: _Attempts) -> Any:
 class _Attempts:
     """Further attempts at a call, while servers reply that nothing was run.
 
-    All of them begin within the timeout.
+    Pipelines, which all of them together have the time of the call.
     """
 
     def __init__(
@@ -97,17 +99,13 @@ class _Attempts:
         self._topology = topology
         self._call = call
         self._loaded = False
-        self._deadline = time.monotonic() + topology.timeout
+        call.started_at = call.started_at or call.sent_at
+        self._deadline = call.deadline(topology.timeout)
 
     def record(self, reply: Any) -> None:
-        """Take the reply.
-
-        That of a pipeline is the first error in it, or the last reply.
-        """
-        if self.sent is not self._call:
-            errors = [part for part in reply if isinstance(part, ResponseError)]
-            reply = errors[0] if errors else reply[-1]
-        self.reply = reply
+        """Take the first error of a pipeline, or the last reply."""
+        errors = [part for part in reply if isinstance(part, ResponseError)]
+        self.reply = errors[0] if errors else reply[-1]
 
     def choose_next(self) -> bool:
         """Choose what to send next, and where.
@@ -131,7 +129,7 @@ class _Attempts:
 
         if not in_time or attempt is None or not isinstance(topology, ClusterTopology):
             raise _failed(topology, self.server, error) from error
-        self.sent = call
+        self.sent = Pipeline((call,))
         if attempt is NextAttempt.LATER:
             self.pause = TRYAGAIN_PAUSE
             self.server = topology.server_for(call.key) or self.server

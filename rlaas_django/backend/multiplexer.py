@@ -13,22 +13,23 @@ import asyncio
 import contextvars
 from collections import deque
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import redis
 from redis.exceptions import ResponseError
 
 from .commands import Call
-from .errors import UnexpectedReplyError
+from .errors import UnexpectedReplyError, as_redis_error
 from .pool import FRESH
 
 if TYPE_CHECKING:
     from .server import Server
 
-MAX_BATCH = 128  # commands; a batch has one timeout
+MAX_BATCH = 128  # commands
 # The timeout is counted in ticks of the event loop: time in which other code blocks the
 # loop does not count.
-TICKS = 10
+TICKS = 20
 
 Batch = list[tuple[Call, asyncio.Future[Any]]]
 
@@ -36,7 +37,8 @@ Batch = list[tuple[Call, asyncio.Future[Any]]]
 class Multiplexer:
     """Runs commands of one event loop on one server.
 
-    Each batch has the server's timeout.
+    Each call has the server's timeout, and so has each batch: then nobody reads the
+    rest of its replies.
     """
 
     def __init__(self, server: Server) -> None:
@@ -54,7 +56,9 @@ class Multiplexer:
         # What the worker waits for while there is nothing to do.
         self._idle: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._ticks_left = 0
+        self._ticks = 0  # while there was something to do
+        self._next_tick = 0.0
+        self._last_tick = 0  # of the batch's time
         self._timed_out = False
 
     def execute(self, call: Call) -> asyncio.Future[Any]:
@@ -63,6 +67,7 @@ class Multiplexer:
         Error replies are results, not exceptions.
         """
         reply = self.loop.create_future()
+        call.last_tick = self._ticks + TICKS
         self._waiting.append((call, reply))
         if self._worker is None:
             self._start_worker()
@@ -108,10 +113,10 @@ class Multiplexer:
                 commands += len(call.calls or (call,))
 
     async def _exchange(self) -> None:
-        self._ticks_left = TICKS
+        self._last_tick = self._ticks + TICKS
         # One for all batches: to set and cancel one for each takes a tenth of a call.
         if self._timer is None:
-            self._start_timer()
+            self._start_timer(self.loop.time())
 
         await self._prepare_connection()
         packed = [call.packed for call, _ in self._batch]
@@ -142,9 +147,9 @@ class Multiplexer:
             raise
         finally:
             for (call, future), reply in zip(self._batch, replies, strict=False):
-                if future.done():
+                if future.cancelled():
                     call.abandon(reply)
-                else:
+                elif not future.done():  # its time may be over
                     future.set_result(reply)
 
     async def _read(self, call: Call) -> Any:
@@ -191,19 +196,38 @@ class Multiplexer:
         except redis.RedisError:
             return True
 
-    def _start_timer(self) -> None:
-        self._timer = self.loop.call_later(self._server.timeout / TICKS, self._tick)
+    def _start_timer(self, last: float) -> None:
+        self._next_tick = last + self._server.timeout / TICKS
+        self._timer = self.loop.call_at(self._next_tick, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         if not self._batch or self._worker is None:
             return
-        if self._ticks_left == 0:
+        self._ticks += 1
+        if self._ticks > self._last_tick:
             self._timed_out = True
             self._worker.cancel()
         else:
-            self._ticks_left -= 1
-            self._start_timer()
+            # A tick that is a little late does not delay the next ones.
+            interval = self._server.timeout / TICKS
+            self._start_timer(max(self._next_tick, self.loop.time() - interval))
+            self._fail_late()
+
+    def _fail_late(self) -> None:
+        """Fail the calls whose time is over.
+
+        The batch goes on. Calls that were made together have the time of their batch.
+        """
+        server = self._server
+        failure = as_redis_error(TimeoutError(), server.name, server.timeout)
+        for call, reply in (*self._batch, *self._waiting):
+            is_late = call.calls is None and self._ticks > call.last_tick
+            if call.started_at:
+                is_late = monotonic() > call.deadline(server.timeout)
+            if is_late and not reply.done():
+                server.breaker.log_error(failure)
+                reply.set_exception(failure)
 
     def _fail_batch(self, error: Exception) -> None:
         """Fail what was sent, as nobody knows what ran.
@@ -213,6 +237,7 @@ class Multiplexer:
         server = self._server
         failure = server.record_failure(error, self._is_new, server.timeout)
         failed = self._stop()
+        self._fail_late()
         if server.breaker.error is not None:
             failed += self._waiting
             self._waiting.clear()

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from .circuit_breaker import CircuitBreaker
+from .commands import Call
 from .connection import HeldConnection
 from .errors import PoolExhaustedError
 
-MAX_WAIT = 5.0  # seconds for a free connection while the server is available
 # Seconds: a connection used since then is not examined, which takes a sixth of a call.
 FRESH = 0.005
 
@@ -46,18 +46,18 @@ class Pool:
         self._released = threading.Condition(threading.Lock())
         self._waiting = 0
 
-    def acquire(self, now: float) -> HeldConnection:
-        """Return a connection that is connected."""
+    def acquire(self, call: Call) -> HeldConnection:
+        """Return a connection that is connected, within the time of a call."""
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = self._make_or_wait()
+            connection = self._make_or_wait(call.deadline(self._breaker.timeout))
 
         last_call = connection.last_call
-        is_doubtful = last_call <= self._lost_at or now - last_call >= FRESH
+        is_doubtful = last_call <= self._lost_at or call.sent_at - last_call >= FRESH
         if is_doubtful and connection.is_stale():
             try:
-                connection.connect()
+                connection.connect(call.deadline(self._breaker.timeout))
             except BaseException:
                 self.discard(connection)
                 raise
@@ -66,7 +66,6 @@ class Pool:
     def release(self, connection: HeldConnection, last_call: float) -> None:
         """Take back a connection on which no reply is outstanding."""
         connection.last_call = last_call
-        connection.is_new = False
         self._idle.append(connection)
         if self._waiting:
             self._notify()
@@ -103,14 +102,15 @@ class Pool:
         with self._released:
             self._released.notify_all()
 
-    def _make_or_wait(self) -> HeldConnection:
-        deadline = time.monotonic() + MAX_WAIT
+    def _make_or_wait(self, deadline: float) -> HeldConnection:
         with self._released:
             self._waiting += 1
             try:
                 while True:
                     with suppress(IndexError):  # none is there, or no more
-                        return self._idle.pop()
+                        connection = self._idle.pop()
+                        connection.is_delayed = True
+                        return connection
                     if len(self._made) < self.maximum:
                         connection = self._make()
                         self._made.add(connection)

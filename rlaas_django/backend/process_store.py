@@ -103,6 +103,7 @@ class ProcessStore:
             charged_at = NOT_CHARGED
             if charging and allowed:
                 charged_at = counter.charge(arguments, now, cost)
+                counter.is_charged = True
                 remaining -= cost
                 reset_after = counter.check(arguments, now, 0).reset_after
                 # A window after it counts nothing, as the clock may step back.
@@ -148,9 +149,13 @@ class ProcessStore:
         """Delete counters; return how many there were."""
         deleted = 0
         for key in zip(algorithms, keys, strict=True):
-            if self._counter(key).expires_at > now:
-                # In its place, as it is in the queue once.
-                self._counters[key] = self._new(key)
+            counter = self._counter(key)
+            if counter.is_charged and counter.expires_at > now:
+                # In its place, as it is in the queue once, and for as long, as what
+                # was charged to the old one may still be refunded.
+                self._counters[key] = empty = self._new(key)
+                empty.expires_at = counter.expires_at
+                empty.reset_at = now
                 deleted += 1
         return deleted
 

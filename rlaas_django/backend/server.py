@@ -14,8 +14,8 @@ import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from .circuit_breaker import CircuitBreaker
-from .commands import Call
-from .connection import ConnectionOptions, HeldConnection
+from .commands import PAGE_TIMEOUT, Call
+from .connection import ConnectionOptions, HeldConnection, wait
 from .errors import (
     PROGRAMMING_ERRORS,
     PoolExhaustedError,
@@ -25,10 +25,6 @@ from .errors import (
 )
 from .multiplexer import Multiplexer
 from .pool import Pool
-
-# Seconds that a page waits for a reply, where a decision waits for
-# RATE_LIMITER['TIMEOUT'].
-PAGE_TIMEOUT = 1.0
 
 
 class Server:
@@ -63,10 +59,10 @@ class Server:
         is_pipeline = call.calls is not None
         held: Any = None
         try:
-            held = self._pool.acquire(sent_at)
+            held = self._pool.acquire(call)
             held.connection.send_packed_command((call.packed,), check_health=False)
-            if is_pipeline or call.for_page:
-                reply = _read(held, call)
+            if is_pipeline or call.for_page or held.is_delayed:
+                reply = _read(held, call, call.deadline(self.timeout))
             else:
                 reply = self.validate(call, held.read())
         except BaseException as error:
@@ -206,14 +202,20 @@ class Server:
         return failure
 
 
-def _read(held: HeldConnection, call: Call) -> Any:
-    """Return the reply to a call, or the list of replies to a pipeline."""
-    replies = []
+def _read(held: HeldConnection, call: Call, deadline: float) -> Any:
+    """Return the reply to a call, or the list of replies to a pipeline.
+
+    The first reply comes until the deadline. Those of many decisions may go on then,
+    each within the connection's timeout.
+    """
+    replies: list[Any] = []
     for part in call.calls or (call,):
-        if call.for_page:
-            held.wait(call.sent_at + PAGE_TIMEOUT)
+        if not replies or call.for_page or call.started_at:
+            wait(held.connection, deadline)
         replies.append(Server.validate(part, held.read()))
 
+    held.is_new = False
+    held.is_delayed = False
     if call.calls is None:
         return replies[0]
     return replies

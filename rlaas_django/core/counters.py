@@ -29,6 +29,8 @@ class Counter:
     # Of a log: a larger limit is counted in such parts of the window.
     max_entries: float = math.inf
     expires_at = 0  # when it can be dropped
+    is_charged = False  # since it was reset
+    reset_at = 0  # what was charged before is gone
 
     def check(self, arguments: ScriptArguments, now: int, cost: int) -> Usage:
         raise NotImplementedError
@@ -74,7 +76,7 @@ class FixedWindow(Counter):
         if not self._units[index]:
             self._drop_old(now // window)
         self._units[index] += cost
-        return index * window
+        return max(index * window, now)
 
     def refund(
         self, arguments: ScriptArguments, now: int, cost: int, charged_at: int | None
@@ -83,6 +85,8 @@ class FixedWindow(Counter):
         oldest = self._oldest(window, now)
         indexes = [now // window, oldest]
         if charged_at is not None:
+            if charged_at < self.reset_at:
+                return 0
             indexes = [charged_at // window]
 
         refunded = 0

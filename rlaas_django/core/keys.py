@@ -19,6 +19,7 @@ from .algorithms import ALGORITHMS
 from .policy import DEFAULT, Policy
 
 COUNTER_PREFIX = "rlaas:rate_limit:"
+RESET_ENDING = ":reset"  # of the key that says when a counter was reset
 OVERRIDE_PREFIX = "rlaas:override:"
 GLOBAL = "global"  # the identity of all clients together
 # The kind of an identity that stands for all addresses of a network, in overrides.
@@ -32,6 +33,7 @@ MAX_LENGTH = 128  # of an encoded identity; a longer one is hashed
 Name = str | int | UUID
 Identity = Name | Mapping[Any, Name | None]
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 # What is printable in ASCII, without the space and what has a meaning in our keys:
 # : / = { } %
@@ -95,7 +97,7 @@ def parse_counter_key(key: str) -> tuple[str, EncodedIdentity] | None:
 
     None for any other key.
     """
-    if not key.startswith(COUNTER_PREFIX):
+    if not key.startswith(COUNTER_PREFIX) or key.endswith(RESET_ENDING):
         return None
 
     policy, _, rest = key.removeprefix(COUNTER_PREFIX).rpartition("/")
@@ -234,11 +236,7 @@ def encode_network(text: str, encoding: Encoding) -> str:
     >>> encode_network("203.0.113.9/32", encoding)
     'ip=203.0.113.9'
     """
-    network = ipaddress.ip_network(text.strip(), strict=False)
-    mapped = getattr(network.network_address, "ipv4_mapped", None)
-    if mapped is not None and network.prefixlen >= 96:
-        network = ipaddress.ip_network((mapped, network.prefixlen - 96))
-
+    network = parse_network(text)
     counted_length = 32
     if network.version == 6:
         counted_length = encoding.ipv6_prefix
@@ -288,6 +286,18 @@ def encode_address(text: str, ipv6_prefix: int) -> str:
     if address is not None and address.version == 6:
         counted = ipaddress.ip_network((address, ipv6_prefix), strict=False)
     return f"ip={encode(str(counted))}"
+
+
+def parse_network(text: str) -> Network:
+    """Parse a network, or an address as one; IPv4-mapped as IPv4.
+
+    ValueError where it is not one.
+    """
+    network = ipaddress.ip_network(text.strip(), strict=False)
+    mapped = getattr(network.network_address, "ipv4_mapped", None)
+    if mapped is not None and network.prefixlen >= 96:
+        return ipaddress.ip_network((mapped, network.prefixlen - 96))
+    return network
 
 
 def parse_address(text: str) -> IPAddress | None:

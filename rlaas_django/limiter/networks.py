@@ -2,48 +2,67 @@
 
 Every process has all of them, and sends those of a client's address with its check. So
 a check needs no other round trip, and where there are none it costs nothing. The
-background thread reads them once a second; while nothing changes, only their digest.
-Redis has
+background thread reads the digests of their shards once a second, and the shards that
+have changed. Redis has
 
-  rlaas:networks   STRING   a digest of the rest, and JSON:
-                            [[network, policy, kind, until, amount, every_client], ...];
-                            expires with the last
+  rlaas:networks:shards   HASH   index -> JSON: {shard: a digest of it, ...};
+                                 <shard> -> JSON: [[network, policy, kind, until,
+                                 amount, every_client], ...];
+                                 expires with the last
 """
 
 from __future__ import annotations
 
-import hashlib
-import ipaddress
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from zlib import crc32
 
 from .. import backend
-from ..core.keys import Identity, IPAddress, decode, parse_address
+from ..core.keys import (
+    Identity,
+    IPAddress,
+    decode,
+    digest,
+    parse_address,
+    parse_network,
+)
 from ..core.policy import EVERY_POLICY, Policy
 from ..runtime import process
-from ..runtime.clock import local_time_ms
-from .overrides import Override
+from .overrides import Override, replacing_call
 
-KEY = "rlaas:networks"
-DIGEST_SIZE = 32  # characters
+KEY = "rlaas:networks:shards"
+INDEX = "index"
+SHARDS = 64
 SPARE_TTL = 60_000  # ms that the key stays after the last has ended: clocks differ
 MAX_FOUND = 4096  # addresses whose overrides are remembered
+
+
+class Shard:
+    """Some of the overrides: all those of some networks."""
+
+    def __init__(self, overrides: Iterable[Override], digest: str) -> None:
+        self.digest = digest
+        # One policy is narrower than all policies, so those of all come first.
+        self.overrides = [
+            (parse_network(override.identity), override)
+            for override in sorted(overrides, key=_is_for_one_policy)
+        ]
 
 
 class Networks:
     """Overrides of networks, found by address."""
 
-    def __init__(self, overrides: Iterable[Override]) -> None:
+    def __init__(self, shards: Mapping[str, Shard], index: str = "") -> None:
+        self.shards = shards
+        self.index = index  # in Redis
         # By version and length of the prefix, and by the first address.
         self._by_prefix: dict[tuple[int, int], dict[int, list[Override]]] = {}
-        # One policy is narrower than all policies, so those of all come first.
-        for override in sorted(overrides, key=_is_for_one_policy):
-            network = ipaddress.ip_network(override.identity)
-            prefix = (network.version, network.prefixlen)
-            networks = self._by_prefix.setdefault(prefix, {})
-            networks.setdefault(int(network.network_address), []).append(override)
+        for shard in shards.values():
+            for network, override in shard.overrides:
+                prefix = (network.version, network.prefixlen)
+                networks = self._by_prefix.setdefault(prefix, {})
+                networks.setdefault(int(network.network_address), []).append(override)
         self._find = lru_cache(MAX_FOUND)(self._find_by_prefix)
 
     def find(self, address: str) -> list[Override]:
@@ -92,7 +111,6 @@ def _is_for_one_policy(override: Override) -> bool:
 
 
 current: Networks | None = None  # None: there are none
-_digest = ""
 
 
 def override_texts_of_each(
@@ -120,56 +138,68 @@ def address_of(identity: Identity, identities: Iterable[str]) -> str:
 
 def publish(overrides: Sequence[Override]) -> None:
     """Replace the overrides of networks by these, for all processes within a second."""
-    if overrides:
-        ends = max(override.until for override in overrides)
-        ttl = max(0, ends - local_time_ms()) + SPARE_TTL
-        backend.run_commands([("SET", KEY, _text(overrides), "PX", ttl)])
-    else:
-        backend.run_commands([("DEL", KEY)])
+    call = replacing_call(KEY, _fields(overrides), overrides, SPARE_TTL)
+    backend.execute(backend.topology(), call)
     refresh()
 
 
 def differs(overrides: Sequence[Override]) -> bool:
     """Return whether Redis does not have these overrides, or has others."""
-    expected = ""
-    if overrides:
-        expected = _text(overrides)[:DIGEST_SIZE]
-    return _read_digest() != expected
+    return _read([INDEX]) != [_fields(overrides).get(INDEX, "")]
 
 
 def refresh() -> None:
-    """Read the overrides from Redis if they have changed."""
-    global current, _digest
-    if _read_digest() == _digest:
+    """Read the shards of the overrides that have changed in Redis."""
+    global current
+    before = current or Networks({})
+    (index,) = _read([INDEX])
+    if index == before.index:
         return
 
-    (reply,) = backend.run_commands([("GET", KEY)])
-    text = (reply or b"").decode()
-    entries: list[Any] = json.loads(text[DIGEST_SIZE:] or "[]")
-    current = None
-    if entries:
-        current = Networks(Override(*entry) for entry in entries)
-    _digest = text[:DIGEST_SIZE]
+    digests: dict[str, str] = json.loads(index or "{}")
+    shards = {
+        name: shard
+        for name, shard in before.shards.items()
+        if shard.digest == digests.get(name)
+    }
+    changed = [name for name in digests if name not in shards]
+    # Should they have changed again meanwhile, the next round finds another index.
+    for name, text in zip(changed, _read(changed), strict=True):
+        overrides = [Override(*entry) for entry in json.loads(text or "[]")]
+        shards[name] = Shard(overrides, digests[name])
+    current = Networks(shards, index) if digests else None
 
 
 def reset() -> None:
     """Have none, until they are read again."""
-    global current, _digest
+    global current
     current = None
-    _digest = ""
 
 
 process.on_fork(reset)
 
 
-def _read_digest() -> str:
-    (reply,) = backend.run_commands([("GETRANGE", KEY, 0, DIGEST_SIZE - 1)])
-    digest: str = reply.decode()
-    return digest
+def _read(fields: Sequence[str]) -> list[str]:
+    """Return fields of the HASH, '' for those that it does not have."""
+    if not fields:
+        return []
+    (reply,) = backend.run_commands([("HMGET", KEY, *fields)])
+    return [(value or b"").decode() for value in reply]
 
 
-def _text(overrides: Sequence[Override]) -> str:
-    ordered = sorted(overrides, key=lambda override: override[:4])
-    text = json.dumps(ordered, separators=(",", ":"))
-    digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_SIZE // 2)
-    return digest.hexdigest() + text
+def _fields(overrides: Sequence[Override]) -> dict[str, str]:
+    """Return what the HASH has, nothing where there are no overrides."""
+    shards: dict[str, list[Override]] = {}
+    for override in sorted(overrides, key=lambda override: override[:4]):
+        name = str(crc32(override.identity.encode()) % SHARDS)
+        shards.setdefault(name, []).append(override)
+    if not shards:
+        return {}
+
+    fields = {
+        name: json.dumps(shard, separators=(",", ":")) for name, shard in shards.items()
+    }
+    return {
+        INDEX: json.dumps({name: digest(fields[name]) for name in fields}),
+        **fields,
+    }

@@ -12,6 +12,7 @@ round trip. The database keeps them (models.Override); Redis has
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 from .. import backend
@@ -64,17 +65,42 @@ def in_force(widest_first: Iterable[Any]) -> Any:
 
 def publish(identity: str, overrides: Iterable[Override]) -> None:
     """Replace the overrides of an identity by these."""
-    fields: list[str] = []
-    ends = 0
-    for override in overrides:
-        fields += (override.policy, override.text)
-        ends = max(ends, override.until)
+    publish_each({identity: overrides})
 
+
+def publish_each(wanted: Mapping[str, Iterable[Override]]) -> None:
+    """Replace the overrides of each identity by these, in few round trips."""
     topology = backend.topology()
-    key = override_key(hash_tag=topology.clustered).key(identity)
-    call = script_call(OVERRIDE, (key,), (script_time(), ends, *fields))
-    backend.execute(topology, call)
+    key = override_key(hash_tag=topology.clustered).key
+    first, *others = [
+        replacing_call(key(identity), fields(overrides), overrides)
+        for identity, overrides in wanted.items()
+    ]
+    # By itself, so that the server has the script when it gets the others.
+    backend.execute(topology, first)
+    for reply in backend.execute_each(topology, others):
+        if isinstance(reply, backend.UnavailableError):
+            raise reply
     cached_refusals().invalidate_all()
+
+
+def fields(overrides: Iterable[Override]) -> dict[str, str]:
+    """Return what the key of an identity has."""
+    return {override.policy: override.text for override in overrides}
+
+
+def replacing_call(
+    key: str,
+    fields: Mapping[str, str],
+    overrides: Iterable[Override],
+    spare_ttl: int = 0,
+) -> backend.Call:
+    """Return the call that replaces a HASH, which expires with the last override."""
+    ends = max([override.until for override in overrides], default=0) + spare_ttl
+    words = chain.from_iterable(fields.items())
+    call = script_call(OVERRIDE, (key,), (script_time(), ends, *words))
+    call.for_page = True
+    return call
 
 
 def differing(wanted: Mapping[str, Iterable[Override]]) -> list[str]:
@@ -88,7 +114,7 @@ def differing(wanted: Mapping[str, Iterable[Override]]) -> list[str]:
     for (identity, overrides), reply in zip(wanted.items(), replies, strict=True):
         words = [word.decode() for word in reply]
         stored = dict(zip(words[::2], words[1::2], strict=True))
-        if stored != {override.policy: override.text for override in overrides}:
+        if stored != fields(overrides):
             identities.append(identity)
     return identities
 

@@ -142,6 +142,12 @@ def refund_newest_on_both(policy: Policy, units: int) -> None:
     run_on_both(lambda _: refund_call(keys, ["", units, *policy_set.arguments[0], 0]))
 
 
+def reset_on_both(policy: Policy, configure) -> None:
+    for alias in reversed(STORES):
+        configure(CACHE=alias)
+        reset("alice", policy)
+
+
 def trace_with_steps_back(rng: random.Random, limit: int, length: int, back: int):
     """Yield times and costs; the clock is at most a window behind its latest time."""
     latest = now = NOW
@@ -156,15 +162,17 @@ def trace_with_steps_back(rng: random.Random, limit: int, length: int, back: int
 
 @pytest.mark.parametrize("back", [0, MINUTE - 1], ids=["", "clock steps back"])
 @pytest.mark.parametrize("limit", [1, 5, 40])
-def test_replies_are_those_of_redis(algo, limit, back, clock, scale):
-    """Checks, peeks, refunds and the newest units, under limits that are raised and lowered."""
-    rng = random.Random(f"{algo}{limit}{back}")
+def test_replies_are_those_of_redis(algo, limit, back, clock, configure, scale):
+    """Checks, peeks, refunds, resets and the newest units, under limits that are raised and lowered."""
+    rng = random.Random(f"resets {algo}{limit}{back}")
     burst = 2 * limit if algo == TOKEN_BUCKET else None
     policies = [
         Policy("p", (rate, 60), algo=algo, burst=burst) for rate in (limit, limit, limit + 3, max(1, limit // 2))
     ]
     charged = []
-    for clock.ms, cost in trace_with_steps_back(rng, limit, scale(600, least=120), back):
+    passed = 0
+    for now, cost in trace_with_steps_back(rng, limit, scale(600, least=120), back):
+        clock.ms = now + passed
         policy = rng.choice(policies)
         decided = decide_on_both([policy], cost, charge=rng.random() < 0.9)
         charged.append(decided)
@@ -173,6 +181,10 @@ def test_replies_are_those_of_redis(algo, limit, back, clock, scale):
         # In the ZSET, units of one ms are told apart by their check; elsewhere any of them are taken.
         if algo != SLIDING_WINDOW and rng.random() < 0.05:
             refund_newest_on_both(policy, rng.randint(1, limit))
+        if rng.random() < 0.05:
+            passed += 1
+            clock.tick(1)  # units of the same ms are not told apart
+            reset_on_both(policy, configure)
 
 
 def test_several_policies_are_charged_together_as_in_redis(clock, scale):

@@ -26,6 +26,7 @@ from tests.support.internals import (
     ConnectionOptions,
     UnavailableError,
     breaker_module,
+    call_now,
     circuit_breaker,
     connection_pool,
     local_store,
@@ -362,12 +363,11 @@ def test_refund_that_timed_out_is_not_sent_again(limiter, target, use_url, break
 
 
 @each_on_failure
-def test_exhausted_pool_is_decided_by_on_failure(on_failure, site, target, use_url, monkeypatch, log_lines):
-    use_url(target.node.url, max_connections=2)
-    monkeypatch.setattr(pool_module, "MAX_WAIT", 0.02)
+def test_exhausted_pool_is_decided_by_on_failure(on_failure, site, target, use_url, log_lines):
+    use_url(target.node.url, 0.05, max_connections=2)
     site.serve(rate_limit(limited(on_failure))(ok))
     pool = connection_pool()
-    held = [pool.acquire(0.0) for _ in range(2)]
+    held = [pool.acquire(call_now()) for _ in range(2)]
     expected = {"open": [200] * 5, "closed": [503] * 5, "local": [200] * 4 + [429]}
     assert site.statuses(5) == expected[on_failure]
     assert circuit_breaker().error is None  # the server is not to blame

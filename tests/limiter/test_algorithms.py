@@ -21,7 +21,9 @@ from tests.support.internals import (
     SLIDING_WINDOW_COMPACT,
     SLIDING_WINDOW_COUNTER,
     TOKEN_BUCKET,
+    parse_counter_key,
     redis_client,
+    refund_units,
 )
 from tests.support.models import MODELS, Replay, random_trace
 
@@ -116,6 +118,10 @@ def test_late_refunds_never_admit_more_than_if_the_charges_had_not_been_made(sto
             if decision.allowed:
                 replay.charges.append(charge := [clock.ms, cost])
                 pending.append((decision, charge))
+            if rng.random() < 0.05:
+                clock.tick(1)  # units of the same ms are not told apart
+                reset("alice", policy)
+                replay.charges.clear()
             while pending and rng.random() < share:
                 decision, charge = pending.pop(rng.randrange(len(pending)))
                 refund(decision)
@@ -157,14 +163,50 @@ def test_a_bucket_refunds_part_of_a_charge_that_is_refilled_in_part(store, clock
     assert peek("alice", policy).current_count == 2
 
 
-def test_a_refund_from_before_a_reset_takes_nothing_from_the_next_bucket(store, clock):
-    policy = Policy("p", "5/m", algo=TOKEN_BUCKET)
+def test_a_refund_from_before_a_reset_takes_nothing_that_was_charged_after_it(store, algo, clock):
+    policy = Policy("p", "5/m", algo=algo)
     decision = check("alice", policy, cost=3)
-    reset("alice", policy)
     clock.tick(1)
+    reset("alice", policy)
     check("alice", policy, cost=2)
     assert not refund(decision)
     assert peek("alice", policy).current_count == 2
+
+
+def test_what_was_charged_after_a_reset_is_refunded(store, algo, clock):
+    policy = Policy("p", "5/m", algo=algo)
+    check("alice", policy, cost=3)
+    reset("alice", policy)
+    decision = check("alice", policy, cost=2)
+    assert refund(decision)
+    assert peek("alice", policy).current_count == 0
+
+
+@pytest.mark.parametrize("algo", [FIXED_WINDOW, SLIDING_WINDOW_COUNTER])
+def test_an_operator_refunds_the_newest_units_also_after_a_reset_by_a_clock_ahead(store, algo, clock):
+    policy = Policy("p", "5/m", algo=algo)
+    check("alice", policy)
+    clock.tick(5_000)
+    reset("alice", policy)
+    clock.tick(-3_000)
+    check("alice", policy, cost=3)
+    assert refund_units("alice", policy, 2) == 2
+
+
+def test_a_reset_counts_the_counters_that_it_deletes_and_nothing_else(store, algo, clock):
+    policy = Policy("p", "5/m", algo=algo)
+    check("alice", policy)
+    assert [reset("alice", policy) for _ in range(3)] == [1, 0, 0]
+    check("alice", policy)
+    assert reset("alice", policy) == 1
+
+
+def test_every_key_that_a_reset_leaves_expires(server, algo, clock):
+    policy = Policy("p", "5/m", algo=algo)
+    check("alice", policy)
+    reset("alice", policy)
+    assert all(0 < server.pttl(key) <= 120_000 for key in server.keys("rlaas:*"))
+    assert [key for key in server.keys("rlaas:*") if parse_counter_key(key.decode())] == []
 
 
 @fakeredis_store_is_slow

@@ -219,8 +219,8 @@ def test_a_reset_clears_what_any_algorithm_wrote(server, limiter, clock):
         limiter.check("bob", Policy(name, "5/m", algo=algo))
     assert limiter.reset("alice", Policy("a", "5/m")) == 5
     assert limiter.reset("alice", Policy("a", "5/m")) == 0
-    assert len(server.keys("rlaas:rate_limit:a/*")) == 5
-    assert len(server.keys("rlaas:*")) == 15
+    counters = [key for key in server.keys("rlaas:*") if not key.endswith(b":reset")]
+    assert len(counters) == 15
     assert limiter.reset("alice") == 5
     assert limiter.check("alice").current_count == 0
 
@@ -234,7 +234,7 @@ def test_a_reset_takes_several_policies(server, limiter, clock):
     identity = {"user": "alice", "ip": "203.0.113.9"}
     limiter.check(identity, policies)
     assert limiter.reset(identity, policies) == 3
-    assert server.dbsize() == 0
+    assert [key for key in server.keys() if not key.endswith(b":reset")] == []
 
 
 def test_a_reset_reaches_the_next_fixed_window_after_the_clock_stepped_back(store, clock):

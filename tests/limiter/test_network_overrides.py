@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import random
+import threading
 import time
 from datetime import timedelta
 
@@ -19,7 +20,7 @@ from rlaas_django.operators import actions
 from rlaas_django.runtime import background
 
 from tests.support.internals import check_plan, conf, set_override
-from tests.support.observation import commands_sent
+from tests.support.observation import commands_sent, observer
 
 HOUR = 3_600_000
 BY_ADDRESS = Policy("a", "5/m", key="ip")
@@ -38,6 +39,10 @@ def publish(*entries: tuple, now: int | None = None, ms: int = HOUR) -> None:
     networks.publish(made)
 
 
+def networks_of(made: list[overrides.Override]) -> networks.Networks:
+    return networks.Networks({"0": networks.Shard(made, "")})
+
+
 class TestMatch:
     @pytest.mark.parametrize(
         ("network", "inside", "outside"),
@@ -50,6 +55,9 @@ class TestMatch:
             ("2001:db8::1/128", "2001:db8::1", "2001:db8::2"),
             ("203.0.113.0/24", "::ffff:203.0.113.9", "::ffff:203.0.114.9"),
             ("203.0.113.0/24", "203.0.113.9:4711", "unknown"),
+            ("::ffff:203.0.113.0/120", "203.0.113.9", "203.0.114.9"),
+            ("::ffff:203.0.113.0/120", "::ffff:203.0.113.9", "2001:db8::1"),
+            ("::ffff:0:0/96", "198.51.100.7", "2001:db8::1"),
         ],
     )
     def test_an_address_in_a_network_is_found(self, limiter, network, inside, outside):
@@ -176,11 +184,74 @@ class TestRefresh:
                 check("203.0.113.9", BY_ADDRESS)
             assert seen == ["EVALSHA"]
 
-    def test_only_the_digest_is_read_while_nothing_changes(self, own):
-        publish(("203.0.113.0/24", BLOCK))
+    @pytest.mark.parametrize("entries", [[], [("203.0.113.0/24", BLOCK)]], ids=["none", "one"])
+    def test_only_the_digest_is_read_while_nothing_changes(self, own, entries):
+        publish(*entries)
         with commands_sent(own.url) as seen:
             networks.refresh()
-        assert seen == ["GETRANGE"]
+        assert seen == ["HMGET"]
+
+    def test_only_what_changed_is_read(self, own):
+        until = int(time.time() * 1000) + HOUR
+        many = [overrides.Override(f"10.{n // 256}.{n % 256}.0/24", "*", BLOCK, until) for n in range(5_000)]
+        networks.publish(many)
+        before = networks.current
+        networks.publish([*many[1:], overrides.Override("192.0.2.0/24", "*", EXEMPT, until)])
+        after, networks.current = networks.current, before
+        with observer(own.url) as client:
+            sent = client.info("stats")["total_net_output_bytes"]
+            networks.refresh()
+            read = client.info("stats")["total_net_output_bytes"] - sent
+            assert read < client.memory_usage(networks.KEY, samples=0) / 10
+        for address in ("10.0.0.1", "10.0.1.1", "10.19.135.1", "192.0.2.1"):
+            assert networks.current.find(address) == after.find(address)
+        assert [len(after.find(address)) for address in ("10.0.0.1", "10.0.1.1", "192.0.2.1")] == [0, 1, 1]
+        assert [len(before.find(address)) for address in ("10.0.0.1", "10.0.1.1", "192.0.2.1")] == [1, 1, 0]
+
+    def test_any_change_leads_to_what_redis_has(self):
+        """Networks are added, changed and ended, those of one policy and of all."""
+        rng, until = random.Random("changes"), int(time.time() * 1000) + HOUR
+        every = [
+            overrides.Override(f"10.{n}.0.0/{rng.choice([16, 18])}", policy, BLOCK, until)
+            for n in range(60)
+            for policy in ("*", "a")
+        ]
+        for _ in range(40):
+            chosen = [
+                override._replace(kind=rng.choice([BLOCK, EXEMPT]))
+                for override in rng.sample(every, rng.choice([0, 1, 20, 60]))
+            ]
+            networks.publish(chosen)
+            expected = networks_of(chosen)
+            for n in range(60):
+                found = networks.current.find(f"10.{n}.1.1") if networks.current else []
+                assert found == expected.find(f"10.{n}.1.1")
+
+    def test_a_block_never_lapses_while_others_change(self):
+        until, lapsed, stop = int(time.time() * 1000) + HOUR, [], threading.Event()
+        block = overrides.Override("203.0.113.0/24", "*", BLOCK, until)
+        others = [overrides.Override(f"10.{n}.0.0/16", "*", BLOCK, until) for n in range(200)]
+        networks.publish([block])
+
+        def watch():
+            while not stop.is_set():
+                networks.refresh()
+                lapsed.extend(["once"] * (networks.current is None or not networks.current.find("203.0.113.9")))
+
+        threads = [threading.Thread(target=watch) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for n in range(100):
+            networks.publish([block, *others[: n % 7 * 30]])
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert lapsed == []
+
+    def test_what_an_older_version_of_the_package_wrote_is_no_error(self, client):
+        client.set("rlaas:networks", "digest", px=60_000)
+        publish(("203.0.113.0/24", BLOCK))
+        assert not check("203.0.113.9", BY_ADDRESS).allowed
 
     def test_another_process_has_them_after_a_round(self):
         publish(("203.0.113.0/24", BLOCK))
@@ -224,7 +295,7 @@ class TestRefresh:
     def test_thousands_of_networks_are_searched_by_prefix(self):
         until = int(time.time() * 1000) + HOUR
         many = [overrides.Override(f"10.{i // 256}.{i % 256}.0/24", "*", BLOCK, until) for i in range(20_000)]
-        found = networks.Networks(many)
+        found = networks_of(many)
         started = time.perf_counter()
         for i in range(1_000):
             assert len(found.find(f"10.0.{i % 256}.{i % 250}")) == 1
@@ -255,6 +326,14 @@ class TestModel:
         self.set("ip=2001%3Adb8%3A%3A%2F64", every_client=True)
         assert not check({"user": "alice", "ip": "2001:db8::7"}, BY_USER).allowed
 
+    def test_one_that_was_stored_as_ipv4_mapped_is_of_ipv4_clients(self):
+        mapped = self.set("net=%3A%3Affff%3A203.0.113.0%2F120")
+        assert not check("203.0.113.9", BY_ADDRESS).allowed
+        assert Override.objects.matching(["ip=203.0.113.9", "net=203.0.113.0%2F25"]) == {
+            "ip=203.0.113.9": [mapped],
+            "net=203.0.113.0%2F25": [mapped],
+        }
+
     def test_networks_are_restored_after_redis_lost_them(self, client, monkeypatch):
         self.set()
         Override.restore()
@@ -266,7 +345,7 @@ class TestModel:
         assert not check("203.0.113.9", BY_ADDRESS).allowed
         client.flushdb()
         background.run(20)
-        assert json.loads(client.get(networks.KEY)[networks.DIGEST_SIZE :])
+        assert client.hlen(networks.KEY) == 2
 
     @pytest.mark.parametrize(
         ("text", "identity"),

@@ -9,6 +9,7 @@ from io import StringIO
 from typing import NamedTuple
 
 import pytest
+import redis
 from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, transaction
@@ -347,6 +348,27 @@ class TestModel:
         assert client.exists(*[f"rlaas:override:{name}" for name in "abcde"]) == 5
         assert actions.state.next_comparison > time.monotonic()
 
+    def test_many_are_restored_by_few_queries_and_round_trips(self, client, monkeypatch, django_assert_max_num_queries):
+        until = timezone.now() + timedelta(hours=1)
+        Override.objects.bulk_create(
+            Override(identity=f"user-{n}", kind=BLOCK, until=until, reason="spam") for n in range(1_200)
+        )
+        client.flushdb()
+        client.script_flush()
+        sent, send = [], redis.Connection.send_packed_command
+
+        def counting(connection, *arguments, **options):
+            sent.append(connection)
+            return send(connection, *arguments, **options)
+
+        monkeypatch.setattr(redis.Connection, "send_packed_command", counting)
+        with django_assert_max_num_queries(3 * 4 + 3):  # per 500, and for the networks and the number of them
+            assert Override.restore() == 1_200
+        assert len(sent) <= 3 * 3 + 6  # the marker, the networks, the script, connecting
+        assert not check("user-0").allowed
+        assert not check("user-1199").allowed
+        assert len(client.keys("rlaas:override:*")) == 1_200
+
     def test_the_command_restores_overrides(self, client):
         self.set()
         client.flushdb()
@@ -369,15 +391,15 @@ class TestModel:
 
     def test_a_change_during_publishing_is_published_too(self, monkeypatch, client):
         """Of two concurrent operators, the slower one publishes what the database has, not what it read before."""
-        real = overrides.publish
+        real = overrides.publish_each
         others = [lambda: self.set(EXEMPT)]
 
-        def publish(identity, found):
-            real(identity, found)
+        def publish_each(found):
+            real(found)
             if others:
                 others.pop()()
-                real(identity, found)  # the slower of the two writes last, with outdated overrides
+                real(found)  # the slower of the two writes last, with outdated overrides
 
-        monkeypatch.setattr(overrides, "publish", publish)
+        monkeypatch.setattr(overrides, "publish_each", publish_each)
         self.set()
         assert client.hget("rlaas:override:alice", "*").startswith(b"exempt:")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 
 from rlaas_django import backend, conf
 from rlaas_django import limiter as limiter_module
@@ -12,14 +13,14 @@ from rlaas_django.backend import UnavailableError
 from rlaas_django.backend import circuit_breaker as breaker_module
 from rlaas_django.backend import pool as pool_module
 from rlaas_django.backend.circuit_breaker import CircuitBreaker
-from rlaas_django.backend.commands import pack
+from rlaas_django.backend.commands import Call, pack
 from rlaas_django.backend.connection import ConnectionOptions
 from rlaas_django.backend.errors import NextAttempt, next_attempt
 from rlaas_django.backend.pool import Pool
 from rlaas_django.backend.process_store import ProcessServer, ProcessStore, process_store
 from rlaas_django.backend.scripts import SCRIPTS, for_algorithms
 from rlaas_django.backend.server import PAGE_TIMEOUT
-from rlaas_django.backend.topology import ClusterTopology, Refresher, SentinelTopology
+from rlaas_django.backend.topology import ClusterTopology, DiscoveredTopology, Refresher, SentinelTopology
 from rlaas_django.checks import settings as settings_checks
 from rlaas_django.checks import views as view_checks
 from rlaas_django.checks.login import check_logins
@@ -116,6 +117,7 @@ __all__ = [
     "ConnectionOptions",
     "Counter",
     "Decision",
+    "DiscoveredTopology",
     "EncodedIdentity",
     "LineParser",
     "Log",
@@ -142,6 +144,7 @@ __all__ = [
     "background",
     "breaker_module",
     "cached_refusals",
+    "call_now",
     "check_deployed_store",
     "check_each",
     "check_eviction",
@@ -250,6 +253,11 @@ def paused_background() -> threading.Lock:
 def circuit_breaker() -> CircuitBreaker:
     """Return the breaker of the server that the limiter uses."""
     return single_server().breaker
+
+
+def call_now() -> Call:
+    """Return a call whose time begins now."""
+    return Call(sent_at=time.monotonic())
 
 
 def connection_pool() -> Pool:

@@ -48,6 +48,7 @@ __all__ = [
     "UNSAFE",
     "RatelimitMiddleware",
     "Ratelimited",
+    "Usage",
     "get_usage",
     "is_ratelimited",
     "ratelimit",
@@ -130,6 +131,7 @@ class ratelimit:  # noqa: N801  (the name of a decorator)
                 self.method,
                 increment=True,
             )
+
             request.limited = is_limited or getattr(request, "limited", False)
 
             if is_limited and self.block:

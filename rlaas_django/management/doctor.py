@@ -10,6 +10,7 @@ import re
 import statistics
 import time
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from django.core import checks
 from django.template.defaultfilters import filesizeformat, pluralize
 
 from .. import backend, conf
-from ..core.keys import IPAddress, parse_address
+from ..core.keys import IPAddress, decode, parse_address
 from ..stats import reader
 from .base import Output, Styled, argument, percent, subcommand
 
@@ -277,13 +278,20 @@ def look_at_keys() -> Finding:
 
 def look_at_clients() -> Finding:
     """Compare the trusted proxies with the addresses of recent refusals."""
-    parsed = [parse_address(refusal.address) for refusal in reader.refusals()]
-    addresses = [address for address in parsed if address is not None]
+    parsed = [
+        (parse_address(refusal.address), refusal.identity)
+        for refusal in reader.refusals()
+    ]
+    addresses = [address for address, _ in parsed if address is not None]
     trusted = [address for address in addresses if _is_trusted(address)]
+    pairs = {(address, name) for address, name in parsed if decode(name)[0] == "user"}
+    users = Counter(address for address, _ in pairs)
     private = [
         address
         for address in addresses
-        if address not in trusted and not address.is_global
+        if address not in trusted
+        and not address.is_global
+        and users[address] > 1  # or it is that of a single client
     ]
     if (conf.raw() or {}).get("TRUSTED_PROXIES") == []:
         private.clear()  # the site says that these are clients
@@ -303,7 +311,8 @@ def look_at_clients() -> Finding:
             WARNING,
             "proxies",
             f"{len(private)} of the last {len(addresses)} refusals are by a private "
-            f"address, as if all clients came through a proxy ({private[0]}).",
+            "address with several users, as if all clients came through a proxy "
+            f"({private[0]}).",
             "List your proxies in RATE_LIMITER['TRUSTED_PROXIES'], such as "
             f'["{private[0]}"]; [] if these are clients.',
         )

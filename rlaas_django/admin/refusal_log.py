@@ -19,7 +19,6 @@ from ..models import Override
 from ..operators import usage
 from ..operators.formatting import duration, local_time, time_with_zone
 from ..operators.identities import describe, encode_address, search
-from ..operators.refusals import find_refusals, source_of
 from ..stats import reader
 from ..stats.schema import REFUSALS, SITE, Refusal
 
@@ -71,8 +70,8 @@ class Group:
 
     @property
     def request(self) -> str:
-        """The method and path of the request, or the label of who called `check()`."""
-        return printable(source_of(self.latest))
+        """What was refused, safe to print."""
+        return printable(self.latest.request)
 
     @property
     def address(self) -> str:
@@ -150,7 +149,7 @@ def _filtered(request: HttpRequest) -> list[Refusal]:
     query = request.GET
     text = query.get("identity", "").strip()
 
-    return find_refusals(
+    return usage.refusals(
         query.get("policy", ""),
         text,
         search(text, request.user),

@@ -11,7 +11,7 @@ import statistics
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from django.core import checks
@@ -282,19 +282,10 @@ def look_at_clients() -> Finding:
         (parse_address(refusal.address), refusal.identity)
         for refusal in reader.refusals()
     ]
-    addresses = [address for address, _ in parsed if address is not None]
+    refused = [(address, name) for address, name in parsed if address is not None]
+    addresses = [address for address, _ in refused]
     trusted = [address for address in addresses if _is_trusted(address)]
-    pairs = {(address, name) for address, name in parsed if decode(name)[0] == "user"}
-    users = Counter(address for address, _ in pairs)
-    private = [
-        address
-        for address in addresses
-        if address not in trusted
-        and not address.is_global
-        and users[address] > 1  # or it is that of a single client
-    ]
-    if (conf.raw() or {}).get("TRUSTED_PROXIES") == []:
-        private.clear()  # the site says that these are clients
+    private = _shared(refused)
 
     most = len(addresses) / 2
     if len(trusted) > most:
@@ -323,6 +314,20 @@ def look_at_clients() -> Finding:
         f"client{pluralize(clients)} by address."
     )
     return Finding(OK, "proxies", text)
+
+
+def _shared(refused: Sequence[tuple[IPAddress, str]]) -> list[IPAddress]:
+    """Return the private addresses of refusals that several users share."""
+    if (conf.raw() or {}).get("TRUSTED_PROXIES") == []:
+        return []  # the site says that these are clients
+
+    of_users = {pair for pair in refused if decode(pair[1])[0] == "user"}
+    numbers = Counter(address for address, _ in of_users)
+    return [
+        address
+        for address, _ in refused
+        if numbers[address] > 1 and not (address.is_global or _is_trusted(address))
+    ]
 
 
 def _is_private(host: str) -> bool:

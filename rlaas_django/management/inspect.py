@@ -17,14 +17,13 @@ from django.utils import timezone
 
 from .. import backend, conf
 from ..core.keys import split_login
-from ..core.policy import DEFAULT, Policy, Rate
+from ..core.policy import DEFAULT, Policy
 from ..core.rules import Rule
 from ..models import Override
 from ..operators import usage
 from ..operators.formatting import duration, local_time
 from ..operators.identities import describe, describe_one, encode_address
-from ..runtime import registry
-from ..runtime.registry import LimitedView
+from ..runtime.registry import LimitedView, limited_views
 from ..stats import reader
 from ..stats.schema import Refusal
 from .base import (
@@ -43,13 +42,13 @@ from .base import (
     subcommand,
 )
 from .overrides import in_words, override_json
+from .replay import limit_in_words, name_of
 
 MOST_REFUSED = 5  # identities that `status` lists
 HOUR_FIELDS = ("total", "allowed", "refused", "over", "degraded")
 LEVEL_STYLES = {"full": "ERROR", "high": "WARNING", "normal": "SUCCESS"}
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 MIDDLEWARE = "rlaas_django.middleware.RateLimitMiddleware"
-POLICY_COLUMNS = ("where", "policy", "limit", "options")
 USAGE_COLUMNS = ("Policy", "Rate", ">Used", ">Limit", "", "Resets in", ">Over today")
 RESULTS = ("refused", "over the limit")
 MAX_REFUSALS = 10  # that `show` lists
@@ -124,8 +123,7 @@ def policies(options: Namespace, output: Output) -> None:
     if output.as_json:
         output.json(rows)
     else:
-        cells = [[row[column] or "" for column in POLICY_COLUMNS] for row in rows]
-        output.table(POLICY_COLUMNS, cells)
+        output.table([*rows[0]], ([*row.values()] for row in rows))
 
 
 def _uses() -> Iterator[dict[str, Any]]:
@@ -136,7 +134,7 @@ def _uses() -> Iterator[dict[str, Any]]:
     uses = [_use_of_rule(rule) for rule in config.rules]
     if not config.rules and MIDDLEWARE in conf.middleware():
         uses.append(LimitedView("rule /", (DEFAULT,), {}))
-    uses += sorted(registry.limited_views(), key=lambda view: view.name)
+    uses += sorted(limited_views(), key=lambda view: view.name)
 
     used = {str(policy) for use in uses for policy in use.policies}
     for name in sorted(policies.keys() - used):
@@ -149,7 +147,7 @@ def _uses() -> Iterator[dict[str, Any]]:
             yield {
                 "where": use.name,
                 "policy": name,
-                "limit": policy and _limit_in_words(policy),
+                "limit": limit_in_words(policy),
                 "options": ", ".join(_options_in_words(policy, use.options)),
             }
 
@@ -170,7 +168,7 @@ def _options_in_words(
     if options.get("methods"):
         yield f"method {','.join(sorted(options['methods']))}"
     if options.get("charge_when"):
-        yield f"charge when {_name(options['charge_when'])}"
+        yield f"charge when {name_of(options['charge_when'])}"
     if not options.get("block", True):
         yield "block=False"
     if policy is None:
@@ -179,25 +177,6 @@ def _options_in_words(
         yield "shadow"
     if policy.on_failure != "open":
         yield f"on failure {policy.on_failure}"
-
-
-def _limit_in_words(policy: Policy) -> str:
-    """Return a limit as `replay --policy` takes it: `20/10s by user, token bucket`."""
-    rate = "a function"
-    if isinstance(policy.rate, Rate):
-        rate = str(policy.rate)
-
-    algorithm = policy.algo or conf.config().algo
-    words = algorithm.removesuffix("-algo").replace("-", " ")
-    limit = f"{rate} by {_name(policy.key)}, {words}"
-    if policy.burst:
-        limit += f", burst {policy.burst}"
-    return limit
-
-
-def _name(function: Any) -> str:
-    """Return the name of a function, or text as it is."""
-    return getattr(function, "__qualname__", str(function))
 
 
 @subcommand(
@@ -213,25 +192,20 @@ def show(options: Namespace, output: Output) -> None:
     identity = identity_of(options.identity)
     rows = usage.identity_rows(identity)
     counted = {identity, *(row.outcome.identity for row in rows)}
-    refusals = [
-        refusal
-        for refusal in reader.refusals(usage.policies())
-        if counted & {refusal.identity, split_login(refusal.identity)[0]}
-        or refusal.address == options.identity
-    ][:MAX_REFUSALS]
+    refusals = _refusals(counted, options.identity)
     overrides = _overrides(identity, refusals)
     if not options.all:
         rows = [row for row in rows if row.is_used or row.override]
-    if not (rows or refusals or overrides):
+    if not any((rows, overrides, refusals)):
         require_user(options.identity, identity)
 
     if output.as_json:
         output.json(
             {
                 "identity": identity,
-                "policies": [_usage_json(row) for row in rows],
-                "overrides": [override_json(override) for override in overrides],
-                "refusals": [_refusal_json(refusal) for refusal in refusals],
+                "policies": [*map(_usage_json, rows)],
+                "overrides": [*map(override_json, overrides)],
+                "refusals": [*map(_refusal_json, refusals)],
             }
         )
         return
@@ -245,6 +219,16 @@ def show(options: Namespace, output: Output) -> None:
     for override in overrides:
         output.line(Styled(in_words(override), "WARNING"), f": {override.reason}")
     _show_refusals(refusals, output)
+
+
+def _refusals(counted: set[str], address: str) -> list[Refusal]:
+    """Return the latest refusals of some identities, their logins, or an address."""
+    return [
+        refusal
+        for refusal in reader.refusals(usage.policies())
+        if counted & {refusal.identity, split_login(refusal.identity)[0]}
+        or refusal.address == address
+    ][:MAX_REFUSALS]
 
 
 def _overrides(identity: str, refusals: list[Refusal]) -> list[Override]:
@@ -320,7 +304,7 @@ def refusals(options: Namespace, output: Output) -> None:
     )[: max(1, options.number)]
 
     if output.as_json:
-        output.json([_refusal_json(refusal) for refusal in latest])
+        output.json([*map(_refusal_json, latest)])
     else:
         _show_refusals(latest, output)
 
@@ -366,7 +350,7 @@ def top(options: Namespace, output: Output) -> None:
     """List the identities over a limit or near it, the highest usage first."""
     rows = _top(options)
     if output.as_json:
-        output.json([_usage_json(row) for row in rows])
+        output.json([*map(_usage_json, rows)])
     else:
         _show_top(rows, output)
 
@@ -425,7 +409,7 @@ def _look(options: Namespace, output: Output) -> None:
             "requests": counts.total,
             "refused": counts.refused,
             "over": counts.over,
-            "top": [_usage_json(row) for row in rows],
+            "top": [*map(_usage_json, rows)],
         }
         output.json(line, indent=None)
         return

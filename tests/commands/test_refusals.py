@@ -206,7 +206,9 @@ def test_nothing_that_a_client_chose_reaches_the_terminal(alice):
 
 
 @pytest.fixture(params=["block=False", "shadow"])
-def over(request, alice):
+def over(request, alice, monkeypatch):
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)  # `watch` has this minute only
     options = {"block": False} if request.param == "block=False" else {"shadow": True}
     send(alice, policy="3/m", times=4, group="soft", **options)
 

@@ -7,6 +7,7 @@ has a copy for the scripts that decide.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
@@ -20,6 +21,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from . import backend
 from .core.keys import NETWORK, Network, decode, is_client, parse_network
 from .limiter import networks, overrides
 
@@ -164,6 +166,9 @@ class Override(models.Model):
     ended_at = models.DateTimeField(_("ended at"), null=True, blank=True)
     ended_by = models.CharField(_("ended by"), max_length=254, blank=True)
 
+    # False: what was saved last is not in force yet, as Redis was unavailable.
+    is_published = True
+
     objects = OverrideQuerySet.as_manager()
 
     class Meta:
@@ -265,12 +270,15 @@ class Override(models.Model):
     # The copy in Redis
 
     def _publish_on_commit(self) -> None:
-        """Publish what is committed, and nothing that is rolled back.
+        """Publish what is committed, and nothing that is rolled back."""
+        transaction.on_commit(self._publish_committed, robust=True)
 
-        If Redis is unavailable then, the background thread publishes it later.
-        """
-        # Django logs a failure with the function's name, which a partial lacks.
-        transaction.on_commit(lambda: self.publish(self.identity), robust=True)
+    def _publish_committed(self) -> None:
+        """Publish, or leave it to the background thread while Redis is unavailable."""
+        self.is_published = False
+        with suppress(backend.UnavailableError):  # which is in the log
+            self.publish(self.identity)
+            self.is_published = True
 
     @classmethod
     def publish(cls, identity: str) -> None:

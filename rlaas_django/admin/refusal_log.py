@@ -19,7 +19,6 @@ from ..models import Override
 from ..operators import usage
 from ..operators.formatting import duration, local_time, time_with_zone
 from ..operators.identities import describe, encode_address, search
-from ..runtime.observers import REQUEST
 from ..stats import reader
 from ..stats.schema import REFUSALS, SITE, Refusal
 
@@ -71,11 +70,8 @@ class Group:
 
     @property
     def request(self) -> str:
-        """The method and path of the request, or the label of who called `check()`."""
-        text = self.latest.source
-        if text == REQUEST:
-            text = f"{self.latest.method} {self.latest.path}"
-        return printable(text)
+        """What was refused, safe to print."""
+        return printable(self.latest.request)
 
     @property
     def address(self) -> str:
@@ -150,19 +146,16 @@ def _filtered(request: HttpRequest) -> list[Refusal]:
 
     By `policy`, `identity`, `path` and `since`, in minutes.
     """
-    policy = request.GET.get("policy") or SITE
-    path = request.GET.get("path", "")
-    text = request.GET.get("identity", "").strip()
-    identities = search(text, request.user)
-    oldest = _oldest(request.GET.get("since", ""))
+    query = request.GET
+    text = query.get("identity", "").strip()
 
-    return [
-        refusal
-        for refusal in reader.refusals([policy])
-        if (text in refusal.identity or refusal.identity in identities)
-        and path in refusal.path
-        and refusal.at >= oldest
-    ]
+    return usage.refusals(
+        query.get("policy", ""),
+        text,
+        search(text, request.user),
+        query.get("path", ""),
+        _oldest(query.get("since", "")),
+    )
 
 
 def _oldest(since: str) -> float:

@@ -143,6 +143,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         with transaction.atomic():  # no override without its log entry
             self._report(request, form.perform(_operator(request)))
 
+        _warn_unpublished(request, form.override)
         return self._redirect("identity", id=identity)
 
     def end(self, request: HttpRequest) -> HttpResponse:
@@ -166,6 +167,7 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         with transaction.atomic():
             self._report(request, actions.end_override(_operator(request), override))
 
+        _warn_unpublished(request, override)
         return self._redirect("overrides")
 
     def _confirm(
@@ -295,6 +297,12 @@ class RateLimitsOfUser:
             ]
 
         return render_to_string(template, context)
+
+
+def _warn_unpublished(request: HttpRequest, override: Override | None) -> None:
+    """Tell the operator where Redis does not have yet what was saved."""
+    if override is not None and not override.is_published:
+        messages.warning(request, actions.NOT_PUBLISHED)
 
 
 def _operator(request: HttpRequest) -> actions.Operator:

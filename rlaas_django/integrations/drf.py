@@ -103,7 +103,7 @@ class PolicyThrottle(BaseThrottle):
     """
 
     policies: Sequence[str | Policy] = ()
-    _limits = PolicyLimits("PolicyThrottle", ())
+    _limits = PolicyLimits("", ())
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -67,12 +67,16 @@ class CommonThrottle:
 
 
 class PolicyLimits:
-    """What a throttle checks that names policies, or the default one."""
+    """What a throttle checks that names policies, or the default one.
+
+    Without a name it is not registered, as that of a class to inherit from.
+    """
 
     def __init__(self, name: str, policies: Iterable[str | Policy]) -> None:
         self.name = name
         self._limits = Limits(tuple(policies) or (DEFAULT,))
-        registry.sources.add(self)
+        if name:
+            registry.sources.add(self)
 
     def limits(self) -> list[registry.LimitedView]:
         """Return them for the registry."""

@@ -18,7 +18,12 @@ from ..core.keys import EncodedIdentity
 from ..core.policy import Policy, PolicyError, nearest
 from ..core.text import printable
 from ..operators import usage
-from ..operators.identities import resolve
+from ..operators.identities import (
+    describe_one,
+    is_unknown_user,
+    nearest_users,
+    resolve,
+)
 
 HEADING = "MIGRATE_HEADING"
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -139,6 +144,18 @@ def identity_of(text: str) -> EncodedIdentity:
         return resolve(text)
     except ValueError as error:
         raise PolicyError(str(error)) from error
+
+
+def require_user(text: str, identity: EncodedIdentity, hint: str = "") -> None:
+    """Raise PolicyError with the nearest names for a user who does not exist."""
+    if is_unknown_user(identity):
+        names = ", ".join(nearest_users(text)) or "none"
+        raise PolicyError(f"There is no user {text!r}; the nearest: {names}.{hint}")
+
+
+def named(identity: str) -> str:
+    """Return an encoded identity in the words in which operators type it."""
+    return describe_one(identity).argument
 
 
 def find_policy(name: str) -> Policy | None:

@@ -10,14 +10,15 @@ import re
 import statistics
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from django.core import checks
 from django.template.defaultfilters import filesizeformat, pluralize
 
 from .. import backend, conf
-from ..core.keys import IPAddress, parse_address
+from ..core.keys import IPAddress, decode, parse_address
 from ..stats import reader
 from .base import Output, Styled, argument, percent, subcommand
 
@@ -277,16 +278,14 @@ def look_at_keys() -> Finding:
 
 def look_at_clients() -> Finding:
     """Compare the trusted proxies with the addresses of recent refusals."""
-    parsed = [parse_address(refusal.address) for refusal in reader.refusals()]
-    addresses = [address for address in parsed if address is not None]
-    trusted = [address for address in addresses if _is_trusted(address)]
-    private = [
-        address
-        for address in addresses
-        if address not in trusted and not address.is_global
+    parsed = [
+        (parse_address(refusal.address), refusal.identity)
+        for refusal in reader.refusals()
     ]
-    if (conf.raw() or {}).get("TRUSTED_PROXIES") == []:
-        private.clear()  # the site says that these are clients
+    refused = [(address, name) for address, name in parsed if address is not None]
+    addresses = [address for address, _ in refused]
+    trusted = [address for address in addresses if _is_trusted(address)]
+    private = _shared(refused)
 
     most = len(addresses) / 2
     if len(trusted) > most:
@@ -303,7 +302,8 @@ def look_at_clients() -> Finding:
             WARNING,
             "proxies",
             f"{len(private)} of the last {len(addresses)} refusals are by a private "
-            f"address, as if all clients came through a proxy ({private[0]}).",
+            "address with several users, as if all clients came through a proxy "
+            f"({private[0]}).",
             "List your proxies in RATE_LIMITER['TRUSTED_PROXIES'], such as "
             f'["{private[0]}"]; [] if these are clients.',
         )
@@ -314,6 +314,20 @@ def look_at_clients() -> Finding:
         f"client{pluralize(clients)} by address."
     )
     return Finding(OK, "proxies", text)
+
+
+def _shared(refused: Sequence[tuple[IPAddress, str]]) -> list[IPAddress]:
+    """Return the private addresses of refusals that several users share."""
+    if (conf.raw() or {}).get("TRUSTED_PROXIES") == []:
+        return []  # the site says that these are clients
+
+    of_users = {pair for pair in refused if decode(pair[1])[0] == "user"}
+    numbers = Counter(address for address, _ in of_users)
+    return [
+        address
+        for address, _ in refused
+        if numbers[address] > 1 and not (address.is_global or _is_trusted(address))
+    ]
 
 
 def _is_private(host: str) -> bool:

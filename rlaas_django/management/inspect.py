@@ -1,26 +1,31 @@
-"""Look on: status, policies, show, top, watch, history."""
+"""Look on: status, policies, show, refusals, top, watch."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from django.template.defaultfilters import filesizeformat, pluralize
 from django.utils import timezone
 
 from .. import backend, conf
-from ..core.policy import DEFAULT, Policy, Rate
+from ..core.keys import split_login
+from ..core.policy import DEFAULT, Policy
 from ..core.rules import Rule
-from ..models import OperatorAction, Override
+from ..models import Override
 from ..operators import usage
-from ..operators.formatting import duration
-from ..operators.identities import describe, describe_one
-from ..runtime import registry
+from ..operators.formatting import duration, local_time
+from ..operators.identities import describe, describe_one, encode_address
+from ..runtime.registry import LimitedView, limited_views
 from ..stats import reader
+from ..stats.schema import Refusal
 from .base import (
     HEADING,
     IDENTITY,
@@ -31,20 +36,23 @@ from .base import (
     argument,
     find_policy,
     identity_of,
-    minute,
+    parse_duration,
     percent,
+    require_user,
     subcommand,
 )
-from .overrides import kind_and_amount_of, override_json, scope
+from .overrides import in_words, override_json
+from .replay import limit_in_words, name_of
 
 MOST_REFUSED = 5  # identities that `status` lists
 HOUR_FIELDS = ("total", "allowed", "refused", "over", "degraded")
 LEVEL_STYLES = {"full": "ERROR", "high": "WARNING", "normal": "SUCCESS"}
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 MIDDLEWARE = "rlaas_django.middleware.RateLimitMiddleware"
-POLICY_COLUMNS = ("where", "policy", "rate", "key", "algorithm", "options")
-USAGE_COLUMNS = ("Policy", ">Used", ">Limit", "", "Resets in", ">Refused today")
-HISTORY_FIELDS = ("by", "via", "action", "identity", "policy", "amount", "reason")
+USAGE_COLUMNS = ("Policy", "Rate", ">Used", ">Limit", "", "Resets in", ">Over today")
+RESULTS = ("refused", "over the limit")
+MAX_REFUSALS = 10  # that `show` lists
+REFUSAL_COLUMNS = "Time Identity Policy >Used >Limit Result Request Address Wait"
 
 
 @subcommand(example="manage.py rlaas status")
@@ -115,8 +123,7 @@ def policies(options: Namespace, output: Output) -> None:
     if output.as_json:
         output.json(rows)
     else:
-        cells = [[row[column] or "" for column in POLICY_COLUMNS] for row in rows]
-        output.table(POLICY_COLUMNS, cells)
+        output.table([*rows[0]], ([*row.values()] for row in rows))
 
 
 def _uses() -> Iterator[dict[str, Any]]:
@@ -124,67 +131,52 @@ def _uses() -> Iterator[dict[str, Any]]:
     config = conf.config()
     policies = usage.policies()
 
-    uses = [
-        (f"rule {_describe_rule(rule)}", name)
-        for rule in config.rules
-        for name in rule.policies or ("exempt",)
-    ]
+    uses = [_use_of_rule(rule) for rule in config.rules]
     if not config.rules and MIDDLEWARE in conf.middleware():
-        uses = [("rule /", DEFAULT)]
+        uses.append(LimitedView("rule /", (DEFAULT,), {}))
+    uses += sorted(limited_views(), key=lambda view: view.name)
 
-    for view in sorted(registry.limited_views(), key=lambda view: view.name):
-        uses += [(view.name, str(policy)) for policy in view.policies]
-
-    for where, name in uses:
-        yield _policy_row(where, name, policies.get(name))
-
-    used = {name for _, name in uses}
+    used = {str(policy) for use in uses for policy in use.policies}
     for name in sorted(policies.keys() - used):
         where = "settings" if name in config.policies else "code"
-        yield _policy_row(where, name, policies[name])
+        uses.append(LimitedView(where, (name,), {}))
+
+    for use in uses:
+        for name in map(str, use.policies):
+            policy = policies.get(name)  # None: an exemption, or an undefined name
+            yield {
+                "where": use.name,
+                "policy": name,
+                "limit": limit_in_words(policy),
+                "options": ", ".join(_options_in_words(policy, use.options)),
+            }
 
 
-def _policy_row(where: str, name: str, policy: Policy | None) -> dict[str, Any]:
-    """Return a row; without a policy, of an exemption or of an undefined name."""
-    row: dict[str, Any] = dict.fromkeys(POLICY_COLUMNS)
-    row.update(where=where, policy=name)
-    if policy is None:
-        return row
-
-    options = []
-    if policy.burst:
-        options.append(f"burst {policy.burst}")
-    if policy.shadow:
-        options.append("shadow")
-    if policy.on_failure != "open":
-        options.append(f"on failure {policy.on_failure}")
-
-    key = policy.key
-    if not isinstance(key, str):
-        key = getattr(key, "__qualname__", repr(key))
-
-    rate = "by a function"
-    if isinstance(policy.rate, Rate):
-        rate = str(policy.rate)
-
-    row.update(
-        rate=rate,
-        key=key,
-        algorithm=policy.algo or conf.config().algo,
-        options=", ".join(options),
-    )
-    return row
-
-
-def _describe_rule(rule: Rule) -> str:
-    """Return what a rule matches: `GET,HEAD /api/`."""
+def _use_of_rule(rule: Rule) -> LimitedView:
     path = rule.path or "/"
     if rule.regex is not None:
         path = rule.regex.pattern
 
-    if rule.methods:
-        return f"{','.join(sorted(rule.methods))} {path}"
-    return path
+    options = {"methods": rule.methods, "charge_when": rule.charge_when}
+    return LimitedView(f"rule {path}", rule.policies or ("exempt",), options)
+
+
+def _options_in_words(
+    policy: Policy | None, options: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield what is said of a policy, and of its use by a rule or a view."""
+    if options.get("methods"):
+        yield f"method {','.join(sorted(options['methods']))}"
+    if options.get("charge_when"):
+        yield f"charge when {name_of(options['charge_when'])}"
+    if not options.get("block", True):
+        yield "block=False"
+    if policy is None:
+        return
+    if policy.shadow:
+        yield "shadow"
+    if policy.on_failure != "open":
+        yield f"on failure {policy.on_failure}"
 
 
 @subcommand(
@@ -193,22 +185,27 @@ def _describe_rule(rule: Rule) -> str:
     example="manage.py rlaas show alice",
 )
 def show(options: Namespace, output: Output) -> None:
-    """Show what an identity used under each policy.
+    """Show what an identity used, and why it was refused.
 
-    Also when it may go on, and which overrides apply.
+    The usage under each policy, the overrides that apply, and the latest refusals.
     """
     identity = identity_of(options.identity)
     rows = usage.identity_rows(identity)
+    counted = {identity, *(row.outcome.identity for row in rows)}
+    refusals = _refusals(counted, options.identity)
+    overrides = _overrides(identity, refusals)
     if not options.all:
-        rows = [row for row in rows if row.outcome.current_count or row.override]
-    overrides = Override.objects.active().matching([identity])[identity]
+        rows = [row for row in rows if row.is_used or row.override]
+    if not any((rows, overrides, refusals)):
+        require_user(options.identity, identity)
 
     if output.as_json:
         output.json(
             {
                 "identity": identity,
-                "policies": [_usage_json(row) for row in rows],
-                "overrides": [override_json(override) for override in overrides],
+                "policies": [*map(_usage_json, rows)],
+                "overrides": [*map(override_json, overrides)],
+                "refusals": [*map(_refusal_json, refusals)],
             }
         )
         return
@@ -219,13 +216,97 @@ def show(options: Namespace, output: Output) -> None:
         output.table(USAGE_COLUMNS, map(_usage_cells, rows))
     else:
         output.line("No current usage.")
-
     for override in overrides:
-        output.line(
-            Styled(kind_and_amount_of(override), "WARNING"),
-            f" under {scope(override)}"
-            f" until {override.until:%Y-%m-%d %H:%M %Z}: {override.reason}",
+        output.line(Styled(in_words(override), "WARNING"), f": {override.reason}")
+    _show_refusals(refusals, output)
+
+
+def _refusals(counted: set[str], address: str) -> list[Refusal]:
+    """Return the latest refusals of some identities, their logins, or an address."""
+    return [
+        refusal
+        for refusal in reader.refusals(usage.policies())
+        if counted & {refusal.identity, split_login(refusal.identity)[0]}
+        or refusal.address == address
+    ][:MAX_REFUSALS]
+
+
+def _overrides(identity: str, refusals: list[Refusal]) -> list[Override]:
+    """Return the overrides of an identity, and of all clients of its addresses."""
+    addresses = [encode_address(refusal.address) or "" for refusal in refusals]
+    active = Override.objects.active().matching([identity, *addresses])
+    return [
+        override
+        for override in dict.fromkeys(chain(*active.values()))
+        if override.every_client or override in active[identity]
+    ]
+
+
+def _show_refusals(refusals: list[Refusal], output: Output) -> None:
+    if not refusals:
+        output.line("No request was over a limit lately.")
+        return
+
+    labels = describe({refusal.identity for refusal in refusals})
+    rows = [
+        (
+            f"{local_time(refusal.at):%Y-%m-%d %H:%M:%S}",
+            labels[refusal.identity].argument,
+            refusal.policy,
+            refusal.count,
+            refusal.limit,
+            RESULTS[refusal.over],
+            refusal.request,
+            refusal.address,
+            duration(refusal.retry_after),
         )
+        for refusal in refusals
+    ]
+    output.table(REFUSAL_COLUMNS.split(), rows)
+
+
+def _refusal_json(refusal: Refusal) -> dict[str, Any]:
+    values = asdict(refusal)
+    values["at"] = local_time(refusal.at).isoformat()
+    values["retryAfter"] = values.pop("retry_after")
+    if refusal.retry_after == math.inf:
+        values["retryAfter"] = None
+    return values
+
+
+@subcommand(
+    argument("identity", nargs="?", default="", help="Only those of this identity."),
+    POLICY,
+    argument("--path", default="", help="Only requests with this in their path."),
+    argument(
+        "--since",
+        type=parse_duration,
+        default="7d",
+        metavar="DURATION",
+        help="How far back: 30m, 12h; 7d.",
+    ),
+    NUMBER,
+    example="manage.py rlaas refusals --path /api/ --since 1h",
+)
+def refusals(options: Namespace, output: Output) -> None:
+    """List who was refused or over a limit, when and where, the latest first."""
+    find_policy(options.policy)
+    identities = []
+    if options.identity:
+        identities.append(identity_of(options.identity))
+
+    latest = usage.refusals(
+        options.policy,
+        options.identity,
+        identities,
+        options.path,
+        time.time() - options.since.total_seconds(),
+    )[: max(1, options.number)]
+
+    if output.as_json:
+        output.json([*map(_refusal_json, latest)])
+    else:
+        _show_refusals(latest, output)
 
 
 def _usage_cells(row: usage.Row) -> tuple[object, ...]:
@@ -240,6 +321,7 @@ def _usage_cells(row: usage.Row) -> tuple[object, ...]:
 
     return (
         policy,
+        outcome.policy.rate,
         Styled(outcome.current_count, LEVEL_STYLES[row.level]),
         outcome.limit,
         f"{row.percent} %",
@@ -255,7 +337,7 @@ def _usage_json(row: usage.Row) -> dict[str, Any]:
         "policy": outcome.policy.name,
         "used": outcome.current_count,
         "limit": outcome.limit,
-        "refusedToday": row.refused_today,
+        "overLimitToday": row.refused_today,
         "override": row.override and row.override.kind,
         "allowed": outcome.allowed,
         "retryAfter": outcome.retry_after,
@@ -268,7 +350,7 @@ def top(options: Namespace, output: Output) -> None:
     """List the identities over a limit or near it, the highest usage first."""
     rows = _top(options)
     if output.as_json:
-        output.json([_usage_json(row) for row in rows])
+        output.json([*map(_usage_json, rows)])
     else:
         _show_top(rows, output)
 
@@ -277,6 +359,7 @@ def _top(options: Namespace) -> list[usage.Row]:
     """Return the highest usage."""
     find_policy(options.policy)
     rows = usage.watch_list(options.policy or None)
+    rows = [row for row in rows if row.percent]
     return rows[: max(1, options.number)]
 
 
@@ -325,13 +408,15 @@ def _look(options: Namespace, output: Output) -> None:
             "at": now.isoformat(),
             "requests": counts.total,
             "refused": counts.refused,
-            "top": [_usage_json(row) for row in rows],
+            "over": counts.over,
+            "top": [*map(_usage_json, rows)],
         }
         output.json(line, indent=None)
         return
 
     requests = f"{counts.total} requests, {counts.refused} refused"
-    summary = f"{now:%H:%M:%S}  this minute: {requests}"
+    over = f"{counts.over} over the limit but allowed"
+    summary = f"{now:%H:%M:%S}  this minute: {requests}, {over}"
 
     if output.stdout.isatty():
         output.stdout.write(CLEAR_SCREEN, ending="")
@@ -343,48 +428,3 @@ def _look(options: Namespace, output: Output) -> None:
             for row in rows[:3]
         ]
         output.line(summary, *highest)
-
-
-@subcommand(
-    argument("identity", nargs="?", help="Only what was done to this identity."),
-    NUMBER,
-    example="manage.py rlaas history 203.0.113.9",
-)
-def history(options: Namespace, output: Output) -> None:
-    """List what operators did in the admin and by commands, and why.
-
-    The latest is first.
-    """
-    actions = OperatorAction.objects.all()
-    if options.identity:
-        actions = actions.filter(identity=identity_of(options.identity))
-    actions = actions[: max(1, options.number)]
-
-    if output.as_json:
-        output.json([_action_json(action) for action in actions])
-    elif not actions:
-        output.line("No operator has done anything yet.")
-    else:
-        columns = "Time Operator Via Action Identity Policy Until Reason"
-        output.table(columns.split(), map(_action_cells, actions))
-
-
-def _action_json(action: OperatorAction) -> dict[str, Any]:
-    return {
-        "at": action.at.isoformat(),
-        **{name: getattr(action, name) for name in HISTORY_FIELDS},
-        "until": action.until and action.until.isoformat(),
-    }
-
-
-def _action_cells(action: OperatorAction) -> tuple[str, ...]:
-    return (
-        minute(action.at),
-        action.by,
-        action.via,
-        f"{action.get_action_display()} {action.amount}".strip(),
-        action.identity,
-        action.policy or "all",
-        minute(action.until),
-        action.reason,
-    )

@@ -1,4 +1,4 @@
-"""Act: block, exempt, limit, end, overrides, reset, restore."""
+"""Act: block, exempt, limit, end, overrides, reset, restore; and the history."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from django.utils import timezone
 
 from ..core.policy import PolicyError, Rate
 from ..limiter.overrides import BLOCK, EXEMPT, FACTOR, LIMIT
-from ..models import Override
+from ..models import OperatorAction, Override
 from ..operators import actions, usage
-from ..operators.actions import Operator
+from ..operators.actions import NOT_PUBLISHED, Operator
 from ..operators.identities import describe
 from .base import (
     IDENTITY,
+    NUMBER,
     POLICY,
     REASON,
     Output,
@@ -25,10 +26,13 @@ from .base import (
     find_policy,
     identity_of,
     minute,
+    named,
     parse_duration,
+    require_user,
     subcommand,
 )
 
+HISTORY_FIELDS = ("by", "via", "action", "identity", "policy", "amount", "reason")
 # The arguments that `block`, `exempt` and `limit` have in common.
 OVERRIDE = (
     IDENTITY,
@@ -45,9 +49,16 @@ OVERRIDE = (
     argument(
         "--every-client",
         action="store_true",
-        help="Of an address or network: also logged-in users, not only visitors.",
+        help="Of an address or network: also logged-in users, not only visitors. "
+        "0.0.0.0/0 and ::/0 need it.",
+    ),
+    argument(
+        "--anyway",
+        action="store_true",
+        help="Also where there is no such user: a key of your own.",
     ),
 )
+ANYWAY = " With --anyway it is taken as a key of your own."
 
 
 def add_amount(parser: ArgumentParser) -> None:
@@ -102,8 +113,11 @@ def limit(options: Namespace, output: Output) -> None:
 def set_override(options: Namespace, output: Output, **kind_and_amount: Any) -> None:
     """Set an override, and print which others it concerns."""
     policy = find_policy(options.policy)
+    identity = identity_of(options.identity)
+    if not options.anyway:
+        require_user(options.identity, identity, ANYWAY)
     override = Override(
-        identity=identity_of(options.identity),
+        identity=identity,
         policy=options.policy,
         until=timezone.now() + options.duration,
         every_client=options.every_client,
@@ -111,6 +125,9 @@ def set_override(options: Namespace, output: Output, **kind_and_amount: Any) -> 
         **kind_and_amount,
     )
 
+    network = override.network
+    if network is not None and not (network.prefixlen or options.every_client):
+        raise PolicyError(f"{network} is every client; confirm it by --every-client.")
     if override.limit is not None and policy and isinstance(policy.rate, Rate):
         # Raises PolicyError where it cannot be counted exactly.
         Rate(override.limit, policy.window)
@@ -121,23 +138,25 @@ def set_override(options: Namespace, output: Output, **kind_and_amount: Any) -> 
     except ValidationError as error:
         raise PolicyError(" ".join(error.messages)) from error
 
+    require_published(override)
     if output.as_json:
         output.json(override_json(override))
         return
 
-    output.line(
-        Styled(kind_and_amount_of(override), "SUCCESS"),
-        f": {override.identity} under {scope(override)}"
-        f" until {override.until:%Y-%m-%d %H:%M %Z}.",
-    )
-
+    output.line(Styled(in_words(override), "SUCCESS"))
     for text, others in (
         ("Ended", effect.ends),
         ("Outranked meanwhile", effect.replaces),
         ("Does not apply where there is", effect.outranked_by),
     ):
         for other in others:
-            output.line(f"{text}: {other} under {scope(other)}.")
+            output.line(f"{text}: {in_words(other)}")
+
+
+def require_published(*overrides: Override) -> None:
+    """Raise CommandError where Redis does not have yet what was saved."""
+    if not all(override.is_published for override in overrides):
+        raise CommandError(NOT_PUBLISHED)
 
 
 def override_json(override: Override) -> dict[str, object]:
@@ -158,8 +177,12 @@ def kind_and_amount_of(override: Override) -> str:
     return f"{override.get_kind_display()} {override.amount_text}".strip()
 
 
-def scope(override: Override) -> str:
-    return override.policy or "every policy"
+def in_words(override: Override) -> str:
+    """Return an override such as `alice: blocked under search until <time>`."""
+    return (
+        f"{named(override.identity)}: {kind_and_amount_of(override)}"
+        f" under {override.policy or 'every policy'} until {minute(override.until)}"
+    )
 
 
 @subcommand(IDENTITY, POLICY, REASON, example="manage.py rlaas end 203.0.113.9")
@@ -171,18 +194,18 @@ def end(options: Namespace, output: Output) -> None:
         overrides = overrides.filter(policy=options.policy)
 
     ended = list(overrides)
+    if not ended:
+        require_user(options.identity, identity)
+        raise CommandError(f"{named(identity)} has no active override.")
     for override in ended:
         actions.end_override(Operator.of_command(), override, options.reason)
 
+    require_published(*ended)
     if output.as_json:
         output.json([override_json(override) for override in ended])
-    else:
-        for override in ended:
-            text = f": {override} under {scope(override)}."
-            output.line(Styled("ended", "SUCCESS"), text)
-
-    if not ended:
-        raise CommandError(f"{identity} has no active override.")
+        return
+    for override in ended:
+        output.line(Styled("Ended", "SUCCESS"), f": {in_words(override)}")
 
 
 @subcommand(
@@ -231,24 +254,26 @@ def reset(options: Namespace, output: Output) -> None:
     find_policy(options.policy)
     rows = usage.identity_rows(identity, policy=options.policy or None)
 
-    actions.reset_usage(
+    action = actions.reset_usage(
         Operator.of_command(),
         identity,
         [row.outcome.policy for row in rows],
         scope=options.policy,
         reason=options.reason,
     )
+    if action.pk is None:
+        require_user(options.identity, identity)
 
     used = [row.outcome.policy.name for row in rows if row.outcome.current_count]
     if output.as_json:
         output.json({"identity": identity, "policies": used})
     elif used:
-        text = f": {identity} under {', '.join(used)}."
+        text = f": {named(identity)} under {', '.join(used)}."
         output.line(Styled("reset", "SUCCESS"), text)
     else:
         output.line(
             Styled("nothing to reset", "WARNING"),
-            f": {identity} has no usage under {options.policy or 'any policy'}. "
+            f": {named(identity)} has no usage under {options.policy or 'any policy'}. "
             "`manage.py rlaas top` lists who is counted, as this command takes it.",
         )
 
@@ -261,3 +286,53 @@ def restore(_options: Namespace, output: Output) -> None:
         output.json({"identities": number})
     else:
         output.line(f"Restored the overrides of {number} identities.")
+
+
+@subcommand(
+    argument("identity", nargs="?", help="Only what was done to this identity."),
+    NUMBER,
+    example="manage.py rlaas history 203.0.113.9",
+)
+def history(options: Namespace, output: Output) -> None:
+    """List what operators did in the admin and by commands, and why.
+
+    The latest is first.
+    """
+    actions = OperatorAction.objects.all()
+    if options.identity:
+        actions = actions.filter(identity=identity_of(options.identity))
+    actions = actions[: max(1, options.number)]
+
+    if output.as_json:
+        output.json([_action_json(action) for action in actions])
+    elif not actions:
+        output.line("No operator has done anything yet.")
+    else:
+        columns = "Time Operator Via Action Identity Policy Until Reason"
+        labels = describe({action.identity for action in actions})
+        rows = [
+            _action_cells(action, labels[action.identity].argument)
+            for action in actions
+        ]
+        output.table(columns.split(), rows)
+
+
+def _action_json(action: OperatorAction) -> dict[str, Any]:
+    return {
+        "at": action.at.isoformat(),
+        **{name: getattr(action, name) for name in HISTORY_FIELDS},
+        "until": action.until and action.until.isoformat(),
+    }
+
+
+def _action_cells(action: OperatorAction, identity: str) -> tuple[str, ...]:
+    return (
+        minute(action.at),
+        action.by,
+        action.via,
+        f"{action.get_action_display()} {action.amount}".strip(),
+        identity,
+        action.policy or "all",
+        minute(action.until),
+        action.reason,
+    )

@@ -15,7 +15,7 @@ from django.template.defaultfilters import pluralize
 from .. import conf
 from ..core.algorithms import ALGORITHMS, TOKEN_BUCKET
 from ..core.keys import key_kind
-from ..core.policy import Policy, PolicyError, nearest
+from ..core.policy import Policy, PolicyError, Rate, nearest
 from ..core.rules import Rule, parse_methods
 from ..operators.formatting import duration
 from ..replay.log import FIELDS, STDIN, LineParser, Log, Request
@@ -66,6 +66,28 @@ def parse_policy(text: str, known: Mapping[str, Policy]) -> Policy:
         return Policy("replay", match[1], **options)
     except PolicyError as error:
         raise PolicyError(f"{text!r}: {error}") from None
+
+
+def limit_in_words(policy: Policy | None) -> str:
+    """Return a limit as `parse_policy` takes it: `20/10s by user, token bucket`."""
+    if policy is None:
+        return ""
+
+    rate = "a function"
+    if isinstance(policy.rate, Rate):
+        rate = str(policy.rate)
+
+    algorithm = policy.algo or conf.config().algo
+    words = algorithm.removesuffix("-algo").replace("-", " ")
+    limit = f"{rate} by {name_of(policy.key)}, {words}"
+    if policy.burst:
+        limit += f", burst {policy.burst}"
+    return limit
+
+
+def name_of(function: Any) -> str:
+    """Return the name of a function, or text as it is."""
+    return getattr(function, "__qualname__", str(function))
 
 
 def parse_algorithm(text: str) -> str:

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from django.db import DatabaseError, connections, transaction
+from django.utils.translation import gettext_lazy
 
 from .. import limiter
 from ..core.keys import EncodedIdentity
@@ -26,6 +27,10 @@ ADMIN = "admin"
 COMMAND = "command"
 MAX_RELATED = 1_000  # overrides that a new one is compared with
 INTERVAL = 30.0  # seconds between two comparisons
+# What to say of an override that is not published.
+NOT_PUBLISHED = gettext_lazy(
+    "Saved, but Redis is unavailable: not in force yet; it will be once Redis is back."
+)
 NO_DATABASE = "django.db.backends.dummy"  # what Django makes of DATABASES = {}
 
 
@@ -83,13 +88,16 @@ def reset_usage(
 ) -> OperatorAction:
     """Delete what an identity used under some policies.
 
-    `scope` is the name of the policy, or empty for all.
+    `scope` is the name of the policy, or empty for all. The returned action has no
+    primary key where there was nothing to delete.
     """
     with transaction.atomic():
         action = _write(by, "reset", identity, scope, reason=reason)
+        deleted = logins.reset(identity, scope)
         if policies:
-            limiter.reset(identity, policies)
-        logins.reset(identity, scope)
+            deleted += limiter.reset(identity, policies)
+        if not deleted:
+            action.delete()
         return action
 
 

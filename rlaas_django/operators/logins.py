@@ -46,24 +46,27 @@ def of_user(identity: EncodedIdentity) -> Iterator[EncodedIdentity]:
                 yield EncodedIdentity(watched)
 
 
-def reset(identity: EncodedIdentity, scope: str) -> None:
+def reset(identity: EncodedIdentity, scope: str) -> int:
     """Delete what logins count of a user at all addresses, under one policy or all.
 
-    Every key of these policies is looked at: the watched ones may not be all.
+    Every key of these policies is looked at: the watched ones may not be all. Return
+    the number of keys deleted.
     """
     policies = _policies()
     names = _names(identity, policies)
     if not names:
-        return
+        return 0
 
     found = set()
     for keys in backend.scan(f"{COUNTER_PREFIX}login-*"):
         for policy, counted in filter(None, map(parse_counter_key, keys)):
             if scope in ("", policy) and split_login(counted)[0] in names:
                 found.add((policy, counted))
-    for policy, counted in found:
-        if policy in policies:
-            limiter.reset(counted, policies[policy])
+    return sum(
+        limiter.reset(counted, policies[policy])
+        for policy, counted in found
+        if policy in policies
+    )
 
 
 def _policies() -> dict[str, Policy]:

@@ -19,6 +19,7 @@ from ..core.keys import (
     decode,
     key_kind,
     parse_counter_key,
+    split_login,
 )
 from ..core.policy import DEFAULT, Policy, Rate
 from ..limiter.overrides import in_force
@@ -26,6 +27,7 @@ from ..models import Override
 from ..stats import reader, schema
 from ..stats.policies import all_policies, with_decided_rates
 from ..stats.reader import Counts, total
+from ..stats.schema import Refusal
 from . import logins
 from .identities import IdentityLabel, describe, is_encoded
 
@@ -194,6 +196,25 @@ def watch_list(policy: str | None = None) -> list[Row]:
     watched = rows(reader.watched(policy, limit=MAX_WATCHED))
     used = [row for row in watched if row.is_used]
     return sorted(used, key=lambda row: (-row.percent, -row.refused_today))
+
+
+def refusals(
+    policy: str, text: str, identities: Iterable[str], path: str, oldest: float
+) -> list[Refusal]:
+    """Return what the refusal log has under a policy, or any, the newest first.
+
+    Of these identities, and of those that have the text in them or in their address.
+    """
+    return [
+        refusal
+        for refusal in reader.refusals([policy or schema.SITE])
+        if refusal.at >= oldest
+        and path in refusal.path
+        and (
+            text in f"{refusal.identity} {refusal.address}"
+            or split_login(refusal.identity)[0] in identities
+        )
+    ]
 
 
 def active(cursor: int, policy: str | None = None) -> tuple[list[Row], int, int]:

@@ -29,7 +29,7 @@ from typing import Any
 
 from .. import backend
 from ..backend.scripts import RECORD
-from ..runtime.observers import ALLOWED, DEGRADED, OTHER, OVER, REFUSED
+from ..runtime.observers import ALLOWED, DEGRADED, OTHER, OVER, REFUSED, REQUEST
 
 MINUTE = 60
 HOUR = 3_600
@@ -114,6 +114,13 @@ class Refusal:
     window: int
     retry_after: float  # inf: the cost exceeds the limit, whatever the wait
     over: bool = False  # the limit, but not refused: a shadow policy, or block=False
+
+    @property
+    def request(self) -> str:
+        """The method and path of the request, or the label of who called `check()`."""
+        if self.source == REQUEST:
+            return f"{self.method} {self.path}"
+        return self.source
 
 
 def user_agent_class(user_agent: str) -> str:

@@ -13,6 +13,7 @@ import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
 from django.http import HttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import reverse
@@ -707,6 +708,20 @@ def test_an_override_is_kept_while_redis_is_unavailable(admin_client):
     assert response.status_code == 302
     assert LogEntry.objects.count() == 1
     assert Override.objects.active().count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_override_that_redis_does_not_have_is_said_to_be_saved_only(admin_client):
+    not_in_force = "Saved, but Redis is unavailable: not in force yet; it will be once Redis is back."
+    with override_settings(CACHES=GONE):
+        response = act(admin_client, identity="alice", action="block", hours="1", reason="spam")
+        assert [str(message) for message in get_messages(response.wsgi_request)][1:] == [not_in_force]
+        override = Override.objects.get()
+        response = admin_client.post(url("end"), {"override": override.pk})
+        assert str([*get_messages(response.wsgi_request)][-1]) == not_in_force
+    Override.restore()
+    response = act(admin_client, identity="alice", action="block", hours="1", reason="spam")
+    assert str([*get_messages(response.wsgi_request)][-1]).startswith("Blocked alice")
 
 
 @pytest.mark.parametrize("span", ["hour", "day", "week", "", "nonsense"])

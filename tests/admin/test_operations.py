@@ -50,6 +50,7 @@ class TestHistory:
         end_override(BY, Override.objects.get(), reason="a mistake")
         check("alice", POLICY, cost=3)
         refund_units(BY, ALICE, [POLICY], 9, scope="p", reason="an outage")
+        check("alice", POLICY)
         reset_usage(BY, ALICE, [POLICY])
         put("alice", "factor", factor=Decimal("1.5"))
         assert check("alice", POLICY).limit == 7
@@ -85,6 +86,12 @@ class TestHistory:
         assert not OperatorAction.objects.exists()
         assert check("alice", POLICY).allowed
 
+    def test_a_reset_of_nothing_is_not_written(self):
+        assert reset_usage(BY, ALICE, [POLICY]).pk is None
+        assert not OperatorAction.objects.exists()
+        check("alice", POLICY)
+        assert reset_usage(BY, ALICE, [POLICY]).pk is not None
+
     def test_a_command_acts_as_the_user_of_the_operating_system(self):
         assert Operator.of_command() == (getpass.getuser(), "command")
 
@@ -94,7 +101,9 @@ class TestHistory:
         put("alice", "limit", "p", limit=1200)
         put("alice", "factor", factor=Decimal("0.500"))
         end_override(BY, Override.objects.get(kind="exempt"))
-        reset_usage(BY, EncodedIdentity("a%3Cb%3E"), [POLICY], scope="p")
+        odd = EncodedIdentity("a%3Cb%3E")
+        check(odd, POLICY)
+        reset_usage(BY, odd, [POLICY], scope="p")
         refund_units(BY, ALICE, [POLICY], 2)
         with translation.override("en"):
             words = [words.partition(" until ")[0] for _, _, words in pages.entries()]

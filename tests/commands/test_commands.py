@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import redis
 from django.core.management import CommandError, call_command
-from rlaas_django import check, rate_limit
+from rlaas_django import check, login_failed, rate_limit
 
 from tests.support.commands import rlaas
 from tests.support.internals import (
+    ALGORITHMS,
     SCRIPTS,
-    SLIDING_WINDOW,
     SUBCOMMANDS,
     TOKEN_BUCKET,
     CommandOutput,
     RlaasCommand,
     Styled,
+    parse_policy,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -81,10 +85,11 @@ EVERY = [
     ("show", "alice"),
     ("top",),
     ("watch", "--times", "1"),
-    ("block", "alice", "--for", "1h", "--reason", "spam"),
+    ("refusals", "alice", "--since", "1h"),
+    ("block", "alice", "--anyway", "--for", "1h", "--reason", "spam"),
     ("end", "alice"),
     ("exempt", "203.0.113.0/24", "--for", "1h", "--reason", "office"),
-    ("limit", "alice", "--factor", "2", "--for", "1h", "--reason", "busy"),
+    ("limit", "alice", "--anyway", "--factor", "2", "--for", "1h", "--reason", "busy"),
     ("overrides",),
     ("reset", "alice"),
     ("history",),
@@ -135,17 +140,62 @@ class TestPolicies:
         found = rlaas("policies", "--json").json
         rows = [tuple(row.values()) for row in found]
         name = f"{view.__module__}.{view.__qualname__}"
-        assert ("rule /healthz", "exempt", None, None, None, None) in rows
-        assert ("rule GET,HEAD /api/", "search", "30/10s", "user_or_ip", TOKEN_BUCKET, "burst 60, shadow") in rows
-        assert ("rule ^/v[12]/", "own", "5/m", "tests.support.commands.rlaas", SLIDING_WINDOW, "") in rows
-        assert (name, "login", "5/m", "ip", SLIDING_WINDOW, "") in rows
-        assert (name, "by-function", "9/m", "rlaas", SLIDING_WINDOW, "") in rows
-        assert (name, "dynamic", "by a function", "global", SLIDING_WINDOW, "") in rows
-        assert ("settings", "unused", "1/h", "user_or_ip", SLIDING_WINDOW, "on failure closed") in rows
-        assert ("settings", "default", "5/m", "user_or_ip", SLIDING_WINDOW, "") in rows
+        assert ("rule /healthz", "exempt", "", "") in rows
+        search = "30/10s by user_or_ip, token bucket, burst 60"
+        assert ("rule /api/", "search", search, "method GET,HEAD, shadow") in rows
+        assert ("rule ^/v[12]/", "own", "5/m by tests.support.commands.rlaas, sliding window", "") in rows
+        assert (name, "login", "5/m by ip, sliding window", "") in rows
+        assert (name, "by-function", "9/m by rlaas, sliding window", "") in rows
+        assert (name, "dynamic", "a function by global, sliding window", "") in rows
+        assert ("settings", "unused", "1/h by user_or_ip, sliding window", "on failure closed") in rows
+        assert ("settings", "default", "5/m by user_or_ip, sliding window", "") in rows
         shown = rlaas("policies").out.splitlines()
-        assert shown[0].split() == ["where", "policy", "rate", "key", "algorithm", "options"]
+        assert shown[0].split() == ["where", "policy", "limit", "options"]
         assert len(shown) == len(rows) + 1
+
+    def test_method_and_charge_when_of_rules_and_views_are_listed(self, configure):
+        configure(
+            POLICIES={"login": {"rate": "5/m", "key": "ip"}},
+            MIDDLEWARE=[
+                {
+                    "path": "/login/",
+                    "method": "POST",
+                    "charge_when": "rlaas_django.login_failed",
+                    "policies": ["login"],
+                }
+            ],
+        )
+
+        @rate_limit("9/m", group="form", method=["POST", "PUT"], charge_when=login_failed, block=False)
+        def view(request): ...
+
+        options = {row["policy"]: row["options"] for row in rlaas("policies", "--json").json}
+        assert options["login"] == "method POST, charge when rlaas_django.login_failed"
+        assert options["form"] == "method POST,PUT, charge when login_failed, block=False"
+        assert "charge when login_failed" in rlaas("policies", "form").out
+
+    @pytest.mark.parametrize("algo", ALGORITHMS)
+    @pytest.mark.parametrize("key", ["user", "ip", "user_or_ip", "token", "global", "header:X-Api-Key", "post:name"])
+    def test_a_limit_is_written_as_replay_takes_it(self, configure, algo, key):
+        burst = {"burst": 60} if algo == TOKEN_BUCKET else {}
+        configure(POLICIES={"search": {"rate": "30/10s", "key": key, "algo": algo, **burst}})
+        (row,) = rlaas("policies", "search", "--json").json
+        policy = parse_policy(row["limit"], {})
+        assert (str(policy.rate), policy.key, policy.algo, policy.burst) == ("30/10s", key, algo, burst.get("burst"))
+
+    def test_a_throttle_that_no_view_has_is_not_listed(self):
+        script = """
+import django
+django.setup()
+import rlaas_django.integrations.drf
+from django.core.management import call_command
+call_command("rlaas", "policies", "--json")
+"""
+        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        )
+        assert "PolicyThrottle" not in {row["where"] for row in json.loads(done.stdout)}
 
     def test_without_rules_the_middleware_applies_the_default_everywhere(self, settings):
         settings.MIDDLEWARE = ["rlaas_django.middleware.RateLimitMiddleware"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpResponse
 from django.test import RequestFactory
 from rlaas_django import check, rate_limit
@@ -122,25 +123,34 @@ def test_a_clock_that_differs_is_a_warning(healthy, monkeypatch):
 
 
 class TestProxies:
-    def refuse(self, *addresses: str) -> None:
-        @rate_limit("1/h", key="ip", group="proxies")
+    def refuse(self, *addresses: str, users: int = 0) -> None:
+        @rate_limit("1/h", key="user_or_ip", group="proxies")
         def view(request):
             return HttpResponse()
 
+        clients = [User(pk=number) for number in range(1, users + 1)] or [AnonymousUser()]
         for address in addresses:
-            for _ in range(2):
-                view(RequestFactory().get("/", REMOTE_ADDR=address))
+            for user in 2 * clients:
+                request = RequestFactory().get("/", REMOTE_ADDR=address)
+                request.user = user
+                view(request)
         flush_statistics()
 
-    def test_private_addresses_look_like_a_proxy(self, healthy, configure):
+    def test_a_private_address_with_several_users_looks_like_a_proxy(self, healthy, configure):
         configure(TRUSTED_PROXIES=None)
-        self.refuse("10.0.0.5")
+        self.refuse("10.0.0.5", users=2)
         found = findings()["proxies"]
         assert found["level"] == "warning"
         assert '["10.0.0.5"]' in found["fix"]
 
+    @pytest.mark.parametrize("users", [0, 1])
+    def test_a_single_client_does_not_look_like_a_proxy(self, healthy, configure, users):
+        configure(TRUSTED_PROXIES=None)
+        self.refuse("10.0.0.5", users=users)
+        assert findings()["proxies"]["level"] == "ok"
+
     def test_they_are_clients_where_the_settings_say_so(self, healthy):
-        self.refuse("10.0.0.5")
+        self.refuse("10.0.0.5", users=2)
         assert findings()["proxies"]["level"] == "ok"
 
     def test_a_trusted_proxy_that_passes_no_address_on_is_a_warning(self, healthy, configure):

@@ -7,9 +7,11 @@ import json
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import User
+from django.utils import timezone
 from rlaas_django import Policy, check, peek
 from rlaas_django.models import OperatorAction, Override
 
@@ -31,11 +33,11 @@ def use_up(identity: str, policy: str = "search", times: int = 4) -> None:
 
 
 def test_a_block_refuses_until_it_ends():
-    result = rlaas("block", "alice", "--reason", "spam", "--for", "2h")
+    result = rlaas("block", "alice", "--anyway", "--reason", "spam", "--for", "2h")
     assert result.code == 0
-    assert result.out.startswith("blocked: alice under every policy until ")
+    assert result.out.startswith("alice: blocked under every policy until ")
     assert not check("alice", "search").allowed
-    assert rlaas("end", "alice").out == "ended: alice: blocked under every policy.\n"
+    assert rlaas("end", "alice").out.startswith("Ended: alice: blocked under every policy until ")
     assert check("alice", "search").allowed
 
 
@@ -47,20 +49,20 @@ def test_an_exemption_of_a_network_allows_all_of_its_addresses():
 
 
 def test_a_custom_limit_is_a_number_for_one_policy_or_a_factor():
-    assert rlaas("limit", "alice", "--policy", "search", "--limit", "5", "--reason", "more").code == 0
+    assert rlaas("limit", "alice", "--anyway", "--policy", "search", "--limit", "5", "--reason", "more").code == 0
     assert peek("alice", "search").limit == 5
-    result = rlaas("limit", "alice", "--policy", "search", "--factor", "2", "--reason", "more")
-    assert "Ended: alice: custom limit under search." in result.out
+    result = rlaas("limit", "alice", "--anyway", "--policy", "search", "--factor", "2", "--reason", "more")
+    assert "Ended: alice: custom limit 5 under search until " in result.out
     assert peek("alice", "search").limit == 6
 
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("limit", "alice", "--limit", "5", "--reason", "r"), "factor"),
-        (("limit", "alice", "--factor", "lots", "--reason", "r"), "“lots” value must be a decimal number."),
-        (("limit", "alice", "--policy", "search", "--limit", "0", "--reason", "r"), "below 1"),
-        (("block", "alice", "--policy", "serch", "--reason", "r"), "did you mean 'search'?"),
+        (("limit", "alice", "--anyway", "--limit", "5", "--reason", "r"), "factor"),
+        (("limit", "alice", "--anyway", "--factor", "lots", "--reason", "r"), "“lots” value must be a decimal number."),
+        (("limit", "alice", "--anyway", "--policy", "search", "--limit", "0", "--reason", "r"), "below 1"),
+        (("block", "alice", "--anyway", "--policy", "serch", "--reason", "r"), "did you mean 'search'?"),
         (("block", "203.0.113.0/99", "--reason", "r"), "203.0.113.0/99"),
         (("block", " ", "--reason", "r"), "empty"),
         (("reset", "alice", "--policy", "serch"), "did you mean 'search'?"),
@@ -77,7 +79,7 @@ def test_a_mistake_is_an_error_in_words_and_changes_nothing(arguments, error):
 
 @pytest.mark.parametrize("text", ["soon", "0d", "99999w"])
 def test_a_duration_that_is_none_is_an_error(text, capsys):
-    assert rlaas("block", "alice", "--reason", "r", "--for", text).code == 2
+    assert rlaas("block", "alice", "--anyway", "--reason", "r", "--for", text).code == 2
     assert text in capsys.readouterr().err
 
 
@@ -92,11 +94,12 @@ def test_a_reset_starts_from_zero():
 
 
 def test_a_reset_names_the_policies_that_had_usage_or_says_that_there_is_nothing_to_reset():
-    use_up("alice")
+    user = User.objects.create_user("alice")
+    use_up(str(user.pk))
     assert rlaas("reset", "alice").out == "reset: alice under search.\n"
     assert rlaas("reset", "alice").out.startswith("nothing to reset: alice has no usage under any policy.")
     assert "no usage under search." in rlaas("reset", "alice", "--policy", "search").out
-    assert rlaas("reset", "alice", "--json").json == {"identity": "alice", "policies": []}
+    assert rlaas("reset", "alice", "--json").json == {"identity": str(user.pk), "policies": []}
 
 
 @pytest.fixture
@@ -127,7 +130,7 @@ def test_a_view_whose_statistics_were_not_written_is_shown_and_reset(never_calle
     assert "late_urls" not in sys.modules
     shown = rlaas("show", "203.0.113.9", "--json").json
     assert [(each["policy"], each["used"]) for each in shown["policies"]] == [(never_called_view, 1)]
-    assert rlaas("reset", "203.0.113.9").out == f"reset: ip=203.0.113.9 under {never_called_view}.\n"
+    assert rlaas("reset", "203.0.113.9").out == f"reset: 203.0.113.9 under {never_called_view}.\n"
     assert peek("203.0.113.9", counted).current_count == 0
 
 
@@ -158,7 +161,7 @@ def test_the_active_overrides_are_listed():
     user = User.objects.create_user("ann")
     rlaas("block", "203.0.113.0/24", "--for", "7d", "--reason", "scraping\x1b[31m", "--every-client")
     rlaas("limit", "ann", "--policy", "search", "--limit", "500", "--reason", "partner")
-    rlaas("exempt", "bob", "--reason", "staff")
+    rlaas("exempt", "bob", "--anyway", "--reason", "staff")
     rlaas("end", "bob")
     heading, first, second = rlaas("overrides").out.splitlines()
     assert heading.split() == ["Identity", "Override", "Policy", "Until", "Operator", "Reason"]
@@ -187,7 +190,7 @@ def test_a_username_names_the_user():
 
 def test_the_overrides_of_one_policy_are_ended_alone():
     for policy in ("search", "by-address"):
-        rlaas("limit", "alice", "--policy", policy, "--limit", "5", "--reason", "more")
+        rlaas("limit", "alice", "--anyway", "--policy", policy, "--limit", "5", "--reason", "more")
     (ended,) = rlaas("end", "alice", "--policy", "search", "--json").json
     assert ended["policy"] == "search"
     assert [each.policy for each in Override.objects.active()] == ["by-address"]
@@ -202,13 +205,15 @@ def test_status_says_what_was_decided_without_redis(use, own):
 
 
 def test_an_end_without_an_override_says_so():
+    User.objects.create_user("alice")
     result = rlaas("end", "alice")
     assert (result.code, result.err) == (1, "CommandError: alice has no active override.\n")
 
 
 def test_what_commands_do_is_in_the_history_with_the_user_of_the_operating_system():
-    rlaas("block", "alice", "--reason", "spam")
+    rlaas("block", "alice", "--anyway", "--reason", "spam")
     rlaas("end", "alice", "--reason", "sorry")
+    use_up("bob")
     rlaas("reset", "bob")
     entries = rlaas("history", "--json").json
     done = [(each["by"], each["via"], each["action"], each["identity"], each["reason"]) for each in entries]
@@ -225,12 +230,12 @@ def test_what_commands_do_is_in_the_history_with_the_user_of_the_operating_syste
 
 def test_show_has_usage_waits_and_overrides():
     use_up("alice")
-    rlaas("limit", "alice", "--policy", "search", "--factor", "2", "--reason", "partner")
+    rlaas("limit", "alice", "--anyway", "--policy", "search", "--factor", "2", "--reason", "partner")
     printed = rlaas("show", "alice").out
     assert "search" in printed
     assert "limit times 2 under search until " in printed
     assert "partner" in printed
-    assert "No current usage." in rlaas("show", "nobody").out
+    assert "No current usage." in rlaas("show", "203.0.113.9").out
 
 
 def test_top_lists_who_is_near_a_limit():
@@ -290,7 +295,7 @@ def test_watch_on_a_terminal_redraws_until_ctrl_c(own):
 
 def test_times_are_printed_without_time_zones_too(settings):
     settings.USE_TZ = False
-    rlaas("block", "alice", "--reason", "spam")
+    rlaas("block", "alice", "--anyway", "--reason", "spam")
     until = f"{Override.objects.get().until:%Y-%m-%d %H:%M}"
     assert until in rlaas("history").out
     assert until in rlaas("overrides").out
@@ -326,7 +331,7 @@ django.setup()
 from django.core.management import call_command
 call_command("migrate", verbosity=0)
 call_command("rlaas", "status")
-call_command("rlaas", "show", "alice")
+call_command("rlaas", "show", "203.0.113.9")
 """
 
 
@@ -334,3 +339,112 @@ def test_the_commands_need_no_admin(own):
     done = subprocess.run([sys.executable, "-c", WITHOUT_ADMIN, own.url], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "No current usage." in done.stdout
+
+
+# In the words that were typed
+
+
+@pytest.fixture
+def alice():
+    return User.objects.create_user("alice", pk=4711)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("block", "alice"), ("exempt", "127.0.0.0/8"), ("limit", "alice", "--policy", "search", "--factor", "2")],
+)
+def test_what_was_typed_is_printed_and_not_the_key(alice, arguments):
+    name = arguments[1]
+    printed = [rlaas(*arguments, "--reason", "r").out for _ in range(2)]  # the second ends the first
+    shown = rlaas("show", name).out
+    printed.append(shown.partition("\n")[2])  # its heading has both
+    printed.append(rlaas("end", name).out)
+    printed.append(rlaas("history").out)
+    for text in printed:
+        assert name in text
+        assert "net=" not in text
+        assert "%2F" not in text
+        assert "4711:" not in text
+        assert " 4711 " not in text
+
+
+def test_a_reset_is_printed_in_the_words_that_were_typed(alice):
+    use_up("4711")
+    assert rlaas("reset", "alice").out == "reset: alice under search.\n"
+    assert rlaas("reset", "alice").out.startswith("nothing to reset: alice has")
+    assert rlaas("end", "alice").err == "CommandError: alice has no active override.\n"
+
+
+def test_a_reset_of_nothing_is_not_in_the_history(alice):
+    assert rlaas("reset", "alice").code == 0
+    assert not OperatorAction.objects.exists()
+    use_up("4711")
+    rlaas("reset", "alice")
+    assert [each.action for each in OperatorAction.objects.all()] == ["reset"]
+
+
+# Every client
+
+
+@pytest.mark.parametrize("network", ["0.0.0.0/0", "::/0", "::ffff:0:0/96"])
+@pytest.mark.parametrize("kind", [("block",), ("exempt",), ("limit", "--factor", "2")], ids=lambda kind: kind[0])
+def test_an_override_of_every_client_has_to_be_meant(network, kind):
+    arguments = (kind[0], network, *kind[1:], "--reason", "r")
+    result = rlaas(*arguments)
+    assert result.code == 1
+    assert "--every-client" in result.err
+    assert not Override.objects.exists()
+    assert rlaas(*arguments, "--every-client").code == 0
+    assert Override.objects.get().every_client
+
+
+def test_half_of_the_internet_may_be_blocked_for_visitors_only():
+    assert rlaas("block", "0.0.0.0/1", "--reason", "r").code == 0
+
+
+# While Redis is unavailable, or too slow
+
+
+OVERRIDES = [
+    ("block", "203.0.113.9", "--reason", "spam"),
+    ("exempt", "203.0.113.0/24", "--reason", "office"),
+    ("limit", "alice", "--factor", "2", "--reason", "partner"),
+    ("end", "203.0.113.7"),
+]
+
+
+@pytest.mark.parametrize("arguments", OVERRIDES, ids=lambda arguments: arguments[0])
+@pytest.mark.parametrize("outage", ["unavailable", "slow"])
+def test_an_override_that_is_not_in_force_yet_is_said_to_be_saved_only(
+    alice, use_url, target, caplog, outage, arguments
+):
+    use_url(target.proxy.url, timeout=0.1)
+    rlaas("block", "203.0.113.7", "--reason", "spam")
+    if outage == "slow":
+        target.proxy.delay(1)
+    else:
+        target.proxy.refuse()
+        target.proxy.cut()
+
+    caplog.clear()
+    result = rlaas(*arguments)
+    saved = "CommandError: Saved, but Redis is unavailable: not in force yet; it will be once Redis is back.\n"
+    assert (result.code, result.out, result.err) == (1, "", saved)
+    assert not [record for record in caplog.records if record.exc_info]
+    assert Override.objects.active().count() == (0 if arguments[0] == "end" else 2)
+
+    target.restore()
+    use_url(target.node.url)
+    assert rlaas("restore").code == 0
+    assert check("203.0.113.7", "by-address").allowed == (arguments[0] == "end")
+
+
+def test_an_override_says_whether_it_is_published(use_url, target):
+    use_url(target.proxy.url, timeout=0.1)
+    override = Override(identity="alice", kind="block", until=timezone.now() + timedelta(hours=1), reason="r")
+    override.activate("operator")
+    assert override.is_published
+    target.proxy.refuse()
+    target.proxy.cut()
+    override.end("operator")
+    assert not override.is_published

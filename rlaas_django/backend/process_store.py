@@ -63,7 +63,7 @@ class ProcessStore:
         time, operation, unique, cost, *policies = words
         now = int(time or local_time_ms())
         with self._lock:
-            if operation == "reset":
+            if operation in ("reset", "delete"):
                 return self._reset(keys, now, policies[::2])
             if operation == "refund":
                 return self._refund(keys, now, unique, int(cost), policies)

@@ -122,4 +122,4 @@ def _decide() -> None:
     ]
     check = limiter.plan(NAME, policies, 1)
     limiter.refund(limiter.decide_by_redis(check))
-    limiter.reset(NAME, policies)
+    limiter.delete(NAME, policies)

@@ -341,9 +341,18 @@ def reset(identity: Identity, policy: Policies = None) -> int:
 
     Return the number of keys deleted.
     """
+    return _delete(identity, policy, "reset")
+
+
+def delete(identity: Identity, policy: Policies = None) -> int:
+    """As `reset`, of counters whose charges nobody will refund: no key stays."""
+    return _delete(identity, policy, "delete")
+
+
+def _delete(identity: Identity, policy: Policies, operation: str) -> int:
     policy_set = compile_policies(policy)
     deleted = 0
-    for call in _reset_calls(policy_set, identity):
+    for call in _reset_calls(policy_set, identity, operation):
         deleted += backend.execute(policy_set.topology, call)
     policy_set.refusals.invalidate(policy_set.names)
     return deleted
@@ -353,13 +362,15 @@ async def areset(identity: Identity, policy: Policies = None) -> int:
     """As `reset`, natively async."""
     policy_set = compile_policies(policy)
     deleted = 0
-    for call in _reset_calls(policy_set, identity):
+    for call in _reset_calls(policy_set, identity, "reset"):
         deleted += await backend.aexecute(policy_set.topology, call)
     policy_set.refusals.invalidate(policy_set.names)
     return deleted
 
 
-def _reset_calls(policy_set: PolicySet, identity: Identity) -> list[Call]:
+def _reset_calls(
+    policy_set: PolicySet, identity: Identity, operation: str
+) -> list[Call]:
     """Return the calls that delete every key an algorithm may have written."""
     topology = policy_set.topology
     identities = policy_set.identify(identity)
@@ -377,12 +388,9 @@ def _reset_calls(policy_set: PolicySet, identity: Identity) -> list[Call]:
             words += (algo, window)
         script = for_algorithms(ALGORITHMS)
         calls.append(
-            script_call(script, keys, (clock.script_time(), "reset", "", 0, *words))
+            script_call(script, keys, (clock.script_time(), operation, "", 0, *words))
         )
     return calls
-
-
-# Waiting for room under a limit
 
 
 def acquire(

@@ -1,6 +1,6 @@
 --[[
   The driver: runs one operation on the policies of a request, with the functions of their algorithms.
-  Version  6
+  Version  7
 
   check    Checks every policy, then charges all of them, only if every enforced one passes. A shadow policy is charged
            when it passes too, and never refuses.
@@ -28,7 +28,8 @@
 
   reset    Deletes the state of counters.
     KEYS   the counter keys
-    ARGV   now, 'reset', '', '0', then per key: algorithm, window
+    ARGV   now, 'reset', '', '0', then per key: algorithm, window; 'delete' in place of 'reset': leaves no marker for
+           receipts of earlier charges
     reply  the number of keys that were there
 
   Times are in ms. `now` is '' for the server's clock, which is read once; ttl is the expiry of a counter.
@@ -60,12 +61,12 @@ if operation == "refund" then
     refunded[i] = refund(key, now, at, limit, window, ttl, cost, unique, charged_at)
   end
   return refunded
-elseif operation == "reset" then
+elseif operation == "reset" or operation == "delete" then
   local deleted = 0
   for i, key in ipairs(KEYS) do
     local word = 2 * i + 3
     local _, _, _, reset = load_algorithm(ARGV[word])
-    deleted = deleted + reset(key, now, ARGV[word + 1] + 0)
+    deleted = deleted + reset(key, now, ARGV[word + 1] + 0, operation == "reset")
   end
   return deleted
 end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from ..core.keys import (
 from ..core.text import printable
 
 MAX_USERS = 20  # that a search returns
+MAX_COMPARED = 1_000  # users whose names are compared with a misspelled one
 MAX_SEARCH = 1000  # characters; SQLite raises an error for a pattern of 50,000
 MAX_ENCODED = 200  # characters of an encoded identity, as in the database
 
@@ -153,6 +155,27 @@ def resolve(text: str) -> EncodedIdentity:
         text = str(user.pk)
 
     return EncodedIdentity(encode(text))
+
+
+def is_unknown_user(identity: str) -> bool:
+    """Return whether an encoded identity is that of a user whom nobody is."""
+    label = describe_one(identity)
+    return label.kind == "user" and label.user is None and not label.is_digest
+
+
+def nearest_users(text: str) -> list[str]:
+    """Return the usernames that are spelled most like a text, the nearest first."""
+    text = text[:MAX_SEARCH]
+    model: Any = get_user_model()
+    field = model.USERNAME_FIELD
+    # One wrong letter leaves one half of the name as it is.
+    half = len(text) // 2
+    query = Q(**{f"{field}__istartswith": text[:half]})
+    query |= Q(**{f"{field}__iendswith": text[half:]})
+    users = model._default_manager.filter(query)
+
+    names = map(str, users.values_list(field, flat=True)[:MAX_COMPARED])
+    return difflib.get_close_matches(text, names)
 
 
 def search(text: str, operator: Any) -> list[EncodedIdentity]:

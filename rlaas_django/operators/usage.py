@@ -195,7 +195,9 @@ def watch_list(policy: str | None = None) -> list[Row]:
     """Return identities that came near a limit and have usage, the highest first."""
     watched = rows(reader.watched(policy, limit=MAX_WATCHED))
     used = [row for row in watched if row.is_used]
-    return sorted(used, key=lambda row: (-row.percent, -row.refused_today, -row.over_today))
+    return sorted(
+        used, key=lambda row: (-row.percent, -row.refused_today, -row.over_today)
+    )
 
 
 def active(cursor: int, policy: str | None = None) -> tuple[list[Row], int, int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import TypeVar
 
@@ -22,7 +22,15 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from . import backend
-from .core.keys import NETWORK, Network, decode, is_client, parse_network
+from .core.keys import (
+    NETWORK,
+    Network,
+    decode,
+    encode,
+    is_client,
+    parse_network,
+)
+from .core.text import printable
 from .limiter import networks, overrides
 
 Overrides = TypeVar("Overrides")
@@ -47,11 +55,18 @@ def network_of(identity: str) -> Network | None:
         return None
 
 
-def contains(network: Network | None, other: Network | None) -> bool:
-    """Return whether a network contains another one, or is the same."""
-    if network is None or other is None or network.version != other.version:
-        return False
-    return network.supernet_of(other)  # type: ignore[arg-type]
+def supernets(identity: str, lengths: Iterable[int]) -> set[str]:
+    """Return the encoded networks, with prefixes this long, that an identity is in."""
+    network = network_of(identity)
+    if network is None:
+        return set()
+
+    wider = [
+        network.supernet(new_prefix=length)
+        for length in lengths
+        if length <= network.prefixlen
+    ]
+    return {f"{NETWORK}={encode(str(network))}" for network in wider}
 
 
 class RateLimit(models.Model):
@@ -76,6 +91,10 @@ class OverrideQuerySet(models.QuerySet["Override"]):
         """Return the overrides that apply now."""
         return self.filter(ended_at=None, until__gt=timezone.now())
 
+    def inactive(self) -> OverrideQuerySet:
+        """Return those that ended or expired."""
+        return self.exclude(ended_at=None, until__gt=timezone.now())
+
     def matching(self, identities: Iterable[str]) -> dict[str, list[Override]]:
         """Return the overrides that apply to each identity, the widest first.
 
@@ -85,16 +104,32 @@ class OverrideQuerySet(models.QuerySet["Override"]):
         if not matches:
             return matches
 
-        networks = {identity: network_of(identity) for identity in matches}
-        candidates = self.filter(Q(identity__in=[*matches]) | IS_NETWORK)
+        # The names alone: there may be thousands of networks, of which few match.
+        named = set(self.filter(IS_NETWORK).values_list("identity", flat=True))
+        endings = {name.rpartition("%2F")[2] for name in named}
+        lengths = [int(ending) for ending in endings if ending.isdecimal()]
+        applying = {
+            identity: {identity} | named & supernets(identity, lengths)
+            for identity in matches
+        }
 
+        candidates = self.filter(identity__in=set().union(*applying.values()))
         for override in sorted(candidates, key=attrgetter("narrowness")):
-            wider = override.network
-            for identity, network in networks.items():
-                if identity == override.identity or contains(wider, network):
+            for identity, names in applying.items():
+                if override.identity in names:
                     matches[identity].append(override)
 
         return matches
+
+    def mentioning(self, text: str, identities: Iterable[str]) -> OverrideQuerySet:
+        """Return those that apply to one of some identities, or contain a text."""
+        matches = self.matching(identities).values()
+        keys = {override.pk for overrides in matches for override in overrides}
+        condition = Q(pk__in=keys) | Q(identity__icontains=encode(text))
+        for field in ("policy", "reason", "created_by"):
+            condition |= Q(**{f"{field}__icontains": text})
+
+        return self.filter(condition)
 
     def of_addresses(self) -> OverrideQuerySet:
         """Return the overrides of addresses and of networks."""
@@ -191,12 +226,13 @@ class Override(models.Model):
 
     def clean(self) -> None:
         """Require a policy where it is needed, and the amount that the kind has."""
+        _kind, text = decode(self.identity)
         if not self.policy and not is_client(self.identity):
             message = _(
                 "Choose a policy: under another one, %(identity)s is the value of "
                 "another parameter."
             )
-            raise ValidationError({"policy": message % {"identity": self.identity}})
+            raise ValidationError({"policy": message % {"identity": printable(text)}})
 
         if self.kind == overrides.LIMIT and not self.policy:
             message = _("A limit fits one policy. Enter a factor for all policies.")
@@ -245,12 +281,12 @@ class Override(models.Model):
         """Return whether the override applied at a time."""
         return self.created_at <= at < min(self.until, self.ended_at or self.until)
 
-    @property
+    @cached_property
     def network(self) -> Network | None:
         """The network of an address or a network; None for any other identity."""
         return network_of(self.identity)
 
-    @property
+    @cached_property
     def narrowness(self) -> tuple[bool, int, bool]:
         """The order of overrides that apply to the same request: the widest first."""
         prefix_length = 0

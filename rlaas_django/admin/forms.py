@@ -88,6 +88,10 @@ class ActionForm(forms.Form):
         max_length=200, required=False, label=gettext_lazy("Reason")
     )
     confirmed = forms.BooleanField(required=False, widget=forms.HiddenInput)
+    # Asked for with the confirmation, of a network that has every address.
+    everyone = forms.BooleanField(
+        required=False, label=gettext_lazy("Yes, every client of the site")
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -149,6 +153,20 @@ class ActionForm(forms.Form):
                 self.add_error({"limit": "amount"}.get(name, name), messages)
         except PolicyError as error:
             self.add_error("amount", str(error))
+
+    @property
+    def is_for_everyone(self) -> bool:
+        """Whether a valid form sets an override of all addresses."""
+        if self.override is None or self.override.network is None:
+            return False
+        return self.override.network.prefixlen == 0
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the operator is sure; twice, where it is about every client."""
+        data = self.cleaned_data
+        is_meant = data["everyone"] or not self.is_for_everyone
+        return data["confirmed"] and is_meant
 
     def question(self) -> str:
         """Return the question to confirm before the action is performed."""

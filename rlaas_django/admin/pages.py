@@ -9,6 +9,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from django.core.paginator import Paginator
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -18,14 +19,21 @@ from ..core.keys import NETWORK, EncodedIdentity
 from ..limiter.overrides import BLOCK
 from ..models import OperatorAction, Override
 from ..operators import usage
-from ..operators.identities import IdentityLabel, describe, search
+from ..operators.identities import (
+    MAX_SEARCH,
+    IdentityLabel,
+    describe,
+    nearest_users,
+    search,
+)
 from .forms import RESET, ActionForm, action_in_words
 from .refusal_log import explained_refusals
 
 Context = dict[str, Any]
 Entry = tuple[OperatorAction, IdentityLabel, str]  # what was done, to whom, in words
 
-MAX_ENDED = 100
+OVERRIDES_PER_PAGE = 100
+CLIENTS_PER_PAGE = 50
 MAX_ENTRIES = 200  # of the history
 MAX_HISTORY = 20  # entries on the page of an identity
 
@@ -76,7 +84,7 @@ CLIENTS: Columns = {
     ),
     "refused": Column(
         gettext_lazy("Refused today"),
-        attrgetter("refused_today"),
+        attrgetter("refused_today", "over_today"),
         highest_first=True,
     ),
 }
@@ -131,6 +139,10 @@ def clients(request: HttpRequest) -> Context:
         context = {"tab": "watch", "rows": usage.watch_list(policy)}
 
     sort_rows(context["rows"], CLIENTS, sort)
+    groups = _by_identity(context["rows"])
+    per_page = CLIENTS_PER_PAGE
+    if context["tab"] == "active":  # which has pages of its own, by SCAN
+        per_page = usage.SCAN_COUNT
 
     return {
         "title": _("Clients"),
@@ -138,8 +150,18 @@ def clients(request: HttpRequest) -> Context:
         "q": text,
         "policy": policy,
         "policies": sorted(policies),
+        "page_of": Paginator(groups, per_page).get_page(query.get("page")),
         **context,
     }
+
+
+def _by_identity(rows: list[usage.Row]) -> list[list[usage.Row]]:
+    """Return the rows of each identity, in the order of their first ones."""
+    groups: dict[str, list[usage.Row]] = {}
+    for row in rows:
+        groups.setdefault(row.identity.encoded, []).append(row)
+
+    return list(groups.values())
 
 
 def _active(cursor: str, policy: str | None) -> Context:
@@ -165,10 +187,26 @@ def _search(request: HttpRequest, text: str, policy: str | None) -> Context:
     rows = [row for row in table if row.is_used or row.override]
 
     shown = {row.identity.encoded for row in rows}
-    others = describe(other for other in identities if other not in shown).values()
-    unused = [label for label in others if label.user or not rows]
+    labels = describe(identities).values()
+    unused = [
+        label
+        for label in labels
+        if label.encoded not in shown and (label.user or not rows)
+    ]
 
-    return {"tab": "search", "rows": rows, "unused": unused}
+    return {"tab": "search", "rows": rows, "unused": unused, **unknown_user(*labels)}
+
+
+def unknown_user(*labels: IdentityLabel) -> Context:
+    """Return the name of which there is no user, and the names that are like it.
+
+    Nothing where one of the identities is anything else.
+    """
+    if not labels or not all(label.is_unknown_user for label in labels):
+        return {}
+
+    name = labels[0].text
+    return {"unknown_user": name, "nearest": nearest_users(name)}
 
 
 def identity(
@@ -213,18 +251,27 @@ def identity(
         "history": entries(encoded, MAX_HISTORY),
         "is_network": is_network,
         "form": form,
+        **unknown_user(label),
     }
 
 
-def overrides(_request: HttpRequest) -> Context:
-    """Show the active overrides and those that ended, and whether Redis is available.
+def overrides(request: HttpRequest) -> Context:
+    """Show a page of the overrides, and whether Redis is available.
 
-    They are read from the database.
+    The active ones, or those that ended; they are read from the database.
     """
-    active = list(Override.objects.active())
-    keys = [override.pk for override in active]
-    ended = list(Override.objects.exclude(pk__in=keys)[:MAX_ENDED])
-    labels = describe({override.identity for override in (*active, *ended)})
+    query = request.GET
+    text = query.get("q", "").strip()[:MAX_SEARCH]
+    tab = "active"
+    found = Override.objects.active()
+    if query.get("tab") == "ended":
+        tab = "ended"
+        found = Override.objects.inactive()
+    if text:
+        found = found.mentioning(text, search(text, request.user))
+
+    page = Paginator(found, OVERRIDES_PER_PAGE).get_page(query.get("page"))
+    labels = describe({override.identity for override in page})
 
     available = True
     try:
@@ -234,8 +281,10 @@ def overrides(_request: HttpRequest) -> Context:
 
     return {
         "title": _("Overrides"),
-        "active": [(override, labels[override.identity]) for override in active],
-        "ended": [(override, labels[override.identity]) for override in ended],
+        "tab": tab,
+        "q": text,
+        "page_of": page,
+        "overrides": [(override, labels[override.identity]) for override in page],
         "available": available,
     }
 
@@ -249,6 +298,7 @@ def add_override(request: HttpRequest) -> Context:
         "title": _("Add an override"),
         "q": text,
         "found": [*labels.values()],
+        **unknown_user(*labels.values()),
     }
 
 

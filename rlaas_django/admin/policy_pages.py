@@ -19,7 +19,7 @@ from ..operators import usage
 from ..operators.formatting import grouped
 from ..operators.identities import IdentityLabel, describe
 from ..operators.usage import PolicyRow
-from ..stats import reader
+from ..stats import reader, schema
 from ..stats.reader import total
 from ..stats.schema import SITE
 from . import charts
@@ -78,7 +78,7 @@ def _per_second(row: PolicyRow) -> float:
 POLICIES: Columns = {
     "policy": Column(
         gettext_lazy("Policy"),
-        lambda row: (row.policy.label.lower(), row.policy.name),
+        attrgetter("policy.name"),
     ),
     "rate": Column(
         gettext_lazy("Rate"),
@@ -96,11 +96,26 @@ POLICIES: Columns = {
     ),
     "refused": Column(
         gettext_lazy("Refused"),
-        attrgetter("counts.refused", "counts.over"),
+        attrgetter("counts.refused", "counts.over", "counts.total"),
+        highest_first=True,
+    ),
+    "other": Column(
+        gettext_lazy("Refused by another policy"),
+        attrgetter("counts.other"),
+        highest_first=True,
+    ),
+    "over": Column(
+        gettext_lazy("Over the limit, not refused"),
+        attrgetter("counts.over"),
+        highest_first=True,
+    ),
+    "degraded": Column(
+        gettext_lazy("Decided without Redis"),
+        attrgetter("counts.degraded"),
         highest_first=True,
     ),
     "share": Column(
-        gettext_lazy("Share"),
+        gettext_lazy("Refused or over, of requests"),
         attrgetter("share"),
         highest_first=True,
     ),
@@ -113,11 +128,16 @@ def overview(request: HttpRequest) -> Context:
     text = request.GET.get("q", "").strip()
     sort = request.GET.get("sort", "")
     if sort.removeprefix("-") not in POLICIES:
-        sort = "policy"
+        sort = "refused"
 
     table = usage.policy_table(span.name)
-    rows = [row for row in table if _has_in_name(row, text)]
+    rows = [row for row in table if text.lower() in row.policy.name.lower()]
     sort_rows(rows, POLICIES, sort)
+
+    policies_total = total([row.counts for row in table])
+    columns = dict(POLICIES)
+    if not policies_total.degraded:
+        del columns["degraded"]
 
     site = usage.series("hour")
     last_minutes = site[-DEGRADED_MINUTES:]
@@ -130,19 +150,15 @@ def overview(request: HttpRequest) -> Context:
         "minute": site[-1],
         "hour": total(site),
         "rows": [(row, _sparkline(row, span)) for row in rows],
-        "columns": heads(POLICIES, sort),
+        "columns": heads(columns, sort),
         "policies_count": len(table),
+        "policies_total": policies_total,
         "identities": _with_labels(identities),
         "paths": [(printable(path), number) for path, number in paths.items()],
         "server": usage.server_state(),
         "unavailable_servers": usage.unavailable_servers(),
         "degraded": total(last_minutes).degraded,
     }
-
-
-def _has_in_name(row: PolicyRow, text: str) -> bool:
-    names = f"{row.policy.label} {row.policy.name}"
-    return text.lower() in names.lower()
 
 
 def policy(request: HttpRequest) -> Context:
@@ -154,7 +170,10 @@ def policy(request: HttpRequest) -> Context:
     name = shown.name
     hour = usage.series("hour", name)
     week = usage.series("week", name)
-    identities = reader.refused_identities([name], TOP_OF_POLICY)[name]
+    refused, over = (
+        reader.refused_identities([name], TOP_OF_POLICY, statistic)[name]
+        for statistic in (schema.IDENTITIES, schema.OVER_LIMIT)
+    )
 
     algorithm = ALGORITHMS[shown.algo or conf.config().algo]
     key = shown.key
@@ -162,8 +181,8 @@ def policy(request: HttpRequest) -> Context:
         key = getattr(key, "__name__", repr(key))
 
     return {
-        "title": shown.label,
-        **_chart(_span(request), shown.label, name),
+        "title": name,
+        **_chart(_span(request), name, name),
         "row": PolicyRow(shown, week),
         "algorithm": _(algorithm.label),
         "key": key,
@@ -173,14 +192,16 @@ def policy(request: HttpRequest) -> Context:
             (_("last day"), total(week[-24:])),
             (_("last week"), total(week)),
         ],
-        "identities": _with_labels(identities),
+        "identities": _with_labels(refused),
+        "over": _with_labels(over),
     }
 
 
 def shadow(_request: HttpRequest) -> Context:
     """Show what each shadow policy would have refused in the last day."""
     table = [row for row in usage.policy_table("day") if row.policy.shadow]
-    identities = reader.refused_identities(row.policy.name for row in table)
+    names = [row.policy.name for row in table]
+    identities = reader.refused_identities(names, statistic=schema.OVER_LIMIT)
     rows = []
     for row in table:
         number = len(identities[row.policy.name])

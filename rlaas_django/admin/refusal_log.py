@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -22,7 +23,7 @@ from ..operators.identities import describe, encode_address, search
 from ..stats import reader
 from ..stats.schema import REFUSALS, SITE, Refusal
 
-MAX_GROUPS = 200  # on the page
+GROUPS_PER_PAGE = 50
 MAX_EXPLAINED = 50  # groups on the page of an identity
 CSV_COLUMNS = (
     "time",
@@ -127,15 +128,18 @@ def page(request: HttpRequest) -> dict[str, Any]:
     """Show the refusal log, filtered and grouped."""
     refusals = _filtered(request)
     groups = group_refusals(refusals)
-    shown = groups[:MAX_GROUPS]
+    shown = Paginator(groups, GROUPS_PER_PAGE).get_page(request.GET.get("page"))
     find_blocks(shown)
     labels = describe({group.latest.identity for group in shown})
+    over = sum(refusal.over for refusal in refusals)
 
     return {
         "title": _("Refusals"),
         "groups": [(group, labels[group.latest.identity]) for group in shown],
-        "groups_count": len(groups),
+        "page_of": shown,
         "found": len(refusals),
+        "refused": len(refusals) - over,
+        "over": over,
         "unlogged": reader.total(reader.hours([SITE], days=1)[SITE]).unlogged,
         "policies": sorted(usage.policies()),
     }

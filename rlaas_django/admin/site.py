@@ -131,13 +131,14 @@ class RateLimitAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             return self.identity(request, form)
 
         identity = form.cleaned_data["identity"]
-        if not form.cleaned_data["confirmed"]:
+        if not form.is_confirmed:
             return self._confirm(
                 request,
                 identity,
                 form=form,
                 question=form.question(),
                 consequences=consequences(form.override),
+                **pages.unknown_user(describe_one(identity)),
             )
 
         with transaction.atomic():  # no override without its log entry

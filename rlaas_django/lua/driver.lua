@@ -28,8 +28,8 @@
 
   reset    Deletes the state of counters.
     KEYS   the counter keys
-    ARGV   now, 'reset', '', '0', then per key: algorithm, window; 'delete' in place of 'reset': leaves no marker for
-           receipts of earlier charges
+    ARGV   now, 'reset', '', '0', then per key: algorithm, window; 'delete' in place of 'reset': nobody has a receipt
+           of what was charged, so that no key need stay
     reply  the number of keys that were there
 
   Times are in ms. `now` is '' for the server's clock, which is read once; ttl is the expiry of a counter.
@@ -66,7 +66,10 @@ elseif operation == "reset" or operation == "delete" then
   for i, key in ipairs(KEYS) do
     local word = 2 * i + 3
     local _, _, _, reset = load_algorithm(ARGV[word])
-    deleted = deleted + reset(key, now, ARGV[word + 1] + 0, operation == "reset")
+    deleted = deleted + reset(key, now, ARGV[word + 1] + 0)
+    if operation == "delete" then
+      redis.pcall("DEL", key .. ":reset")
+    end
   end
   return deleted
 end

@@ -1,6 +1,6 @@
 --[[
   Fixed window: at most `limit` units between two multiples of `window`.
-  Version  6
+  Version  5
 
   State    STRING at <key>:<floor(now / window)>, the units charged; expires a window after its first charge
            STRING at <key>:reset, when the counter was reset last, in ms; expires after two windows
@@ -8,7 +8,7 @@
   check    key, now, at, limit, window, ttl, cost, capacity, charging -> count, wait, reset_after, counter, start
   charge   key, now, at, limit, window, ttl, cost, unique, counter, start -> reset_after, charged_at
   refund   key, now, at, limit, window, ttl, cost, unique, charged_at -> units taken back
-  reset    key, now, window, marked -> keys deleted
+  reset    key, now, window -> keys deleted
 ]]
 local function check(key, now, at, limit, window, ttl, cost)
   local index = (now - now % window) / window
@@ -51,10 +51,10 @@ local function refund(key, now, at, limit, window, ttl, cost, unique, charged_at
 end
 
 -- Only the server's clock tells the window's index. A neighbouring window is there when the clock stepped.
-local function reset(key, now, window, marked)
+local function reset(key, now, window)
   local index = math.floor(now / window)
   local deleted = redis.call("DEL", key .. ":" .. index - 1, key .. ":" .. index, key .. ":" .. index + 1)
-  if marked and deleted > 0 then
+  if deleted > 0 then
     redis.pcall("SET", key .. ":reset", now, "PX", 2 * window)
   end
   return deleted

@@ -1,7 +1,7 @@
 --[[
   Sliding window counter: the previous window's count, weighted by the part of it that is still within a window of now,
   and this window's.
-  Version  6
+  Version  5
 
   State    STRING at <key>, <index>:<previous>:<current>; expires two windows after the last charge
            STRING at <key>:reset, when the counter was reset last, in ms; expires after two windows
@@ -11,7 +11,7 @@
            prefix is the stored <index>:<previous>: when a charge leaves it as it is
   charge   key, now, at, limit, window, ttl, cost, unique, index, previous, current, prefix -> reset_after, charged_at
   refund   key, now, at, limit, window, ttl, cost, unique, charged_at -> units taken back
-  reset    key, now, window, marked -> keys deleted
+  reset    key, now, window -> keys deleted
 
   Allowed iff previous * (window - elapsed) + (current + cost) * window <= limit * window. The products stay below
   2^52 (the settings ensure it), where a quotient of whole numbers rounds to the right side. The three numbers stay
@@ -78,9 +78,9 @@ local function refund(key, now, at, limit, window, ttl, cost, unique, charged_at
   return units
 end
 
-local function reset(key, now, window, marked)
+local function reset(key, now, window)
   local deleted = redis.call("DEL", key)
-  if marked and deleted > 0 then
+  if deleted > 0 then
     redis.pcall("SET", key .. ":reset", now, "PX", 2 * window)
   end
   return deleted

@@ -49,7 +49,16 @@ HOUR_FIELDS = ("total", "allowed", "refused", "over", "degraded")
 LEVEL_STYLES = {"full": "ERROR", "high": "WARNING", "normal": "SUCCESS"}
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 MIDDLEWARE = "rlaas_django.middleware.RateLimitMiddleware"
-USAGE_COLUMNS = ("Policy", "Rate", ">Used", ">Limit", "", "Resets in", ">Over today")
+USAGE_COLUMNS = (
+    "Policy",
+    "Rate",
+    ">Used",
+    ">Limit",
+    "",
+    "Resets in",
+    ">Refused today",
+    ">Over today",
+)
 RESULTS = ("refused", "over the limit")
 MAX_REFUSALS = 10  # that `show` lists
 REFUSAL_COLUMNS = "Time Identity Policy >Used >Limit Result Request Address Wait"
@@ -327,6 +336,7 @@ def _usage_cells(row: usage.Row) -> tuple[object, ...]:
         f"{row.percent} %",
         resets_in,
         row.refused_today,
+        row.over_today,
     )
 
 
@@ -337,7 +347,8 @@ def _usage_json(row: usage.Row) -> dict[str, Any]:
         "policy": outcome.policy.name,
         "used": outcome.current_count,
         "limit": outcome.limit,
-        "overLimitToday": row.refused_today,
+        "refusedToday": row.refused_today,
+        "overLimitToday": row.over_today,
         "override": row.override and row.override.kind,
         "allowed": outcome.allowed,
         "retryAfter": outcome.retry_after,

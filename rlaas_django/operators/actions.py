@@ -152,7 +152,7 @@ def effect_of(new: Override) -> Effect:
     """Return what an override that is not saved yet would do to the active ones."""
     effect = Effect([], [], [])
     related = _related(new)
-    widest_first = sorted([*related, new], key=attrgetter("narrowness"))
+    wider = [other for other in related if other.narrowness < new.narrowness]
 
     for other in related:
         if (other.identity, other.policy) == (new.identity, new.policy):
@@ -163,12 +163,10 @@ def effect_of(new: Override) -> Effect:
 
         # Of the requests that both apply to: a third one may be in force.
         policies = ("", new.policy or other.policy)
-        applying = in_force(
-            override
-            for override in widest_first
-            if override in (new, other)
-            or (override.policy in policies and override.narrowness < new.narrowness)
-        )
+        matching = [
+            override for override in (*wider, other, new) if override.policy in policies
+        ]
+        applying = in_force(sorted(matching, key=attrgetter("narrowness")))
         if applying is new:
             effect.replaces.append(other)
         elif applying is other:

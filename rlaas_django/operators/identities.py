@@ -86,6 +86,11 @@ class IdentityLabel(NamedTuple):
         kinds = ("token", "header", UNKNOWN_NAME)
         return self.kind in kinds or self.text.startswith("blake2=")
 
+    @property
+    def is_unknown_user(self) -> bool:
+        """Whether it is written like a user, and no user is."""
+        return self.kind == "user" and self.user is None and not self.is_digest
+
 
 def describe(identities: Iterable[str]) -> dict[str, IdentityLabel]:
     """Return a label for each encoded identity; one query fetches all users."""
@@ -159,8 +164,7 @@ def resolve(text: str) -> EncodedIdentity:
 
 def is_unknown_user(identity: str) -> bool:
     """Return whether an encoded identity is that of a user whom nobody is."""
-    label = describe_one(identity)
-    return label.kind == "user" and label.user is None and not label.is_digest
+    return describe_one(identity).is_unknown_user
 
 
 def nearest_users(text: str) -> list[str]:

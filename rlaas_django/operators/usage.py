@@ -57,12 +57,13 @@ class Row(NamedTuple):
     outcome: Outcome
     identity: IdentityLabel
     refused_today: int
+    over_today: int  # times over the limit, and not refused
     override: Override | None = None  # the one that applies, maybe of a network
 
     @property
     def is_used(self) -> bool:
         """Whether there is anything to show."""
-        return bool(self.outcome.current_count or self.refused_today)
+        return any((self.outcome.current_count, self.refused_today, self.over_today))
 
     @property
     def percent(self) -> int:
@@ -160,9 +161,9 @@ def _rows(pairs: Iterable[tuple[Policy, str]]) -> list[Row]:
     It takes one round trip per kind of data, whatever the number of pairs.
     """
     outcomes = limiter.peek_each(with_decided_rates(pairs))
-    refused_today = reader.refused_today(
-        (outcome.policy.name, outcome.identity) for outcome in outcomes
-    )
+    decided = [(outcome.policy.name, outcome.identity) for outcome in outcomes]
+    refused_today = reader.refused_today(decided)
+    over_today = reader.refused_today(decided, schema.OVER_LIMIT)
     labels = describe({outcome.identity for outcome in outcomes})
     active = Override.objects.active().matching(labels)
 
@@ -174,7 +175,8 @@ def _rows(pairs: Iterable[tuple[Policy, str]]) -> list[Row]:
             override for override in active[identity] if override.policy in ("", name)
         )
         refused = refused_today[name, identity]
-        table.append(Row(outcome, labels[identity], refused, override))
+        over = over_today[name, identity]
+        table.append(Row(outcome, labels[identity], refused, over, override))
 
     return table
 
@@ -195,7 +197,9 @@ def watch_list(policy: str | None = None) -> list[Row]:
     """Return identities that came near a limit and have usage, the highest first."""
     watched = rows(reader.watched(policy, limit=MAX_WATCHED))
     used = [row for row in watched if row.is_used]
-    return sorted(used, key=lambda row: (-row.percent, -row.refused_today))
+    return sorted(
+        used, key=lambda row: (-row.percent, -row.refused_today, -row.over_today)
+    )
 
 
 def refusals(

@@ -148,29 +148,35 @@ def most_refused(limit: int = 10) -> tuple[dict[str, int], dict[str, int]]:
 def refused_identities(
     policies: Iterable[str],
     limit: int = schema.MAX_IDENTITIES,
+    statistic: Statistic = schema.IDENTITIES,
 ) -> dict[str, dict[str, int]]:
-    """Return how often identities were over the limit of each policy today.
+    """Return how often each policy refused identities today.
 
-    Those with the most come first.
+    Those with the most come first. With `schema.OVER_LIMIT`, how often they were over
+    the limit and not refused.
     """
     names = list(policies)
     now = time.time()
-    keys = [schema.IDENTITIES.key(name, now) for name in names]
+    keys = [statistic.key(name, now) for name in names]
     ranked = _ranked(keys, limit)
 
     return dict(zip(names, ranked, strict=True))
 
 
-def refused_today(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """Return how often each pair of policy and identity was over the limit today.
+def refused_today(
+    pairs: Iterable[tuple[str, str]],
+    statistic: Statistic = schema.IDENTITIES,
+) -> dict[tuple[str, str], int]:
+    """Return how often each policy refused the identity beside it today.
 
-    It is 0 beyond the 1,000 identities with the most.
+    It is 0 beyond the 1,000 identities with the most. With `schema.OVER_LIMIT`, how
+    often it was over the limit and not refused.
     """
     pairs = list(pairs)
     now = time.time()
     commands = []
     for name, identity in pairs:
-        key = schema.IDENTITIES.key(name, now)
+        key = statistic.key(name, now)
         commands.append(("ZSCORE", key, identity))
 
     scores = backend.run_commands(commands)

@@ -247,7 +247,10 @@ def _count(tallies: dict[str, Tally], observed: list[Observed]) -> None:
         definitions.note(outcome.policy, identity)
 
         if result in (REFUSED, OVER):
-            tally.members(schema.IDENTITIES, at)[identity] += number
+            ranked = schema.OVER_LIMIT
+            if result == REFUSED:
+                ranked = schema.IDENTITIES
+            tally.members(ranked, at)[identity] += number
             for listing in (tally, site):
                 _log_refusals(listing, observed, outcome, result)
         if result != DEGRADED:

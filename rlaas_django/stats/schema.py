@@ -7,7 +7,9 @@ those of the whole site are kept under the name `*`, which no policy can have.
   rlaas:stats:{<policy>}:hours:<day>      HASH   <hour of the day>:<code> -> number
   rlaas:stats:{*}:totals                  HASH   <policy>:<code> -> number since the
                                                  first decision, for metrics
-  rlaas:refused:{<policy>}:<day>          ZSET   identity -> times over the limit
+  rlaas:refused:{<policy>}:<day>          ZSET   identity -> times refused
+  rlaas:over:{<policy>}:<day>             ZSET   identity -> times over the limit, and
+                                                 not refused
   rlaas:paths:{*}:<day>                   ZSET   path, or source of a check in code ->
                                                  refusals
   rlaas:watch:{<policy>}:<hour>           ZSET   identity -> percent of the limit used,
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import backend
@@ -74,6 +76,7 @@ TOTALS = Statistic("rlaas:stats:{{{}}}:totals", "counts", 30 * DAY)
 IDENTITIES = Statistic(
     "rlaas:refused:{{{}}}:{}", "ranks", DAY + 2 * HOUR, DAY, MAX_IDENTITIES
 )
+OVER_LIMIT = replace(IDENTITIES, pattern="rlaas:over:{{{}}}:{}")
 PATHS = Statistic("rlaas:paths:{{{}}}:{}", "ranks", DAY + 2 * HOUR, DAY, MAX_IDENTITIES)
 WATCHED = Statistic("rlaas:watch:{{{}}}:{}", "levels", 3 * HOUR, HOUR, MAX_IDENTITIES)
 REFUSALS = Statistic("rlaas:refusals:{{{}}}", "lines", 7 * DAY, size=MAX_REFUSALS)

@@ -356,7 +356,7 @@ class TestUserPages:
 
     def test_it_shows_the_usage_also_while_redis_is_unavailable(self, users, alice):
         check(alice.pk)
-        assert ">default<" in users.rate_limits(alice)
+        assert "<span>default <" in users.rate_limits(alice)
         assert "rlaas_django/panel.css" in str(users.media)
         with override_settings(CACHES=GONE):
             assert "Redis is unavailable" in users.rate_limits(alice)
@@ -462,7 +462,7 @@ class TestActions:
         assert admin_client.get(url("identity", id=label.encoded)).status_code == 200
         act(admin_client, identity=label.encoded, action="block", hours="1", reason="scan", every_client="on")
         assert not check({"user": "42", "ip": "203.0.113.9"}).allowed
-        assert admin_client.get(url("overrides")).context["active"][0][1].name == "203.0.113.0/24"
+        assert admin_client.get(url("overrides")).context["overrides"][0][1].name == "203.0.113.0/24"
         check({"ip": "203.0.113.9"})
         background.run(20)
         page = admin_client.get(url("identity", id="ip=203.0.113.9")).context
@@ -675,7 +675,8 @@ def test_the_shadow_page_shows_what_would_be_refused(admin_client, alice, settin
     assert (row.policy.name, row.counts.allowed, row.counts.over, identities) == ("trial", 1, 2, 1)
     assert round(row.share) == 67
     context = admin_client.get(url("policy", policy="trial")).context
-    assert [(label.user, number) for label, number in context["identities"]] == [(alice, 2)]
+    assert context["identities"] == []
+    assert [(label.user, number) for label, number in context["over"]] == [(alice, 2)]
 
 
 @pytest.mark.parametrize("name", [*PAGES, "identity", "refusals_csv"])
@@ -748,10 +749,10 @@ def test_policies_are_in_a_stable_order_sorted_and_filtered(admin_client, alice,
     def names(**query):
         return [row.policy.name for row, _ in admin_client.get(url("changelist", **query)).context["rows"]]
 
-    labels = [row.policy.label.lower() for row, _ in admin_client.get(url("changelist")).context["rows"]]
-    assert labels == sorted(labels)
+    assert names()[0] == "page"
+    assert names()[1:] == sorted(names()[1:])
     assert len(names()) >= 200
-    assert names(sort="refused")[0] == "page"
+    assert names(sort="policy") == sorted(names())
     assert names(sort="-refused")[-1] == "page"
     assert names(sort="rate", q="P00")[:2] == ["p001", "p002"]
     assert names(sort="nonsense") == names()

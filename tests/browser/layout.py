@@ -26,7 +26,7 @@ MISPLACED = """() => {
     if (!box.width || !box.height) continue;
     const inScroller = element.parentElement.closest(".rlaas-scroll, .rlaas-numbers, pre");
     if ((box.left < 0 || box.right > innerWidth) && !inScroller) found.push(`outside the window: ${name(element)}`);
-    const container = block(element.parentElement);
+    const container = element.rowSpan > 1 ? element.closest("tbody") : block(element.parentElement);
     const around = container.getBoundingClientRect();
     if (!scrolls(container) && (box.left < around.left - TOLERANCE || box.right > around.right + TOLERANCE
         || box.top < around.top - TOLERANCE || box.bottom > around.bottom + TOLERANCE) && !isInline(element)) {

@@ -37,7 +37,8 @@ ODD = ['a"b', "<script>alert(1)</script>", "a/b", "😀", "x" * 8000, "a\n\x1b[3
 
 
 def row(page, name, policy="checkout"):
-    return page.locator("tbody tr", has=page.get_by_role("link", name=name, exact=True)).filter(has_text=policy)
+    identity = page.locator("tbody", has=page.get_by_role("link", name=name, exact=True))
+    return identity.locator("tr").filter(has_text=policy)
 
 
 def identity_of(user) -> str:
@@ -116,6 +117,7 @@ class TestOperator:
         active.get_by_role("button", name="End").click()
         page.get_by_role("button", name="Yes").click()
         expect(page.get_by_text("No active overrides")).to_be_visible()
+        page.get_by_role("link", name="Ended").click()
         expect(page.get_by_role("table", name="Ended overrides").locator("tbody tr")).to_have_count(3)
         assert send(carol) == [200]
         assert not Override.objects.active().exists()
@@ -173,6 +175,68 @@ class TestOperator:
         page.locator("#recent-actions-module").get_by_role("link").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("carol")
 
+    def test_an_override_of_every_client_needs_a_second_confirmation(self, open_page, users):
+        page = open_page(users["operator"], f"{PANEL}clients/?q=0.0.0.0/0")
+        page.get_by_role("link", name="0.0.0.0/0").first.click()
+        page.get_by_role("textbox", name="Reason").fill("maintenance")
+        page.get_by_role("button", name="Continue").click()
+        expect(page.locator(".rlaas-banner-danger")).to_contain_text("the override is for every client")
+        page.get_by_role("button", name="Yes").click()  # the browser asks to tick the box
+        expect(page.get_by_role("heading", level=1)).to_have_text("Are you sure?")
+        assert not Override.objects.exists()
+        page.get_by_role("checkbox", name="Yes, every client of the site").check()
+        page.get_by_role("button", name="Yes").click()
+        page.locator(".messagelist .success").wait_for()
+        assert Override.objects.get().identity == "net=0.0.0.0%2F0"
+
+    def test_a_misspelled_name_is_found_by_the_nearest(self, open_page, users):
+        page = open_page(users["operator"], f"{PANEL}clients/?q=caro1")
+        expect(page.locator(".rlaas-banner")).to_contain_text("There is no user of this name.")
+        page.locator(".rlaas-banner").get_by_role("link", name="carol").click()
+        page.locator(".rlaas-matches").get_by_role("link", name="carol", exact=True).first.click()
+        expect(page.locator(".rlaas-header")).to_contain_text("carol@example.com")
+
+
+class TestManyEntries:
+    def test_overrides_have_pages_that_stay_while_they_are_refreshed(self, open_page, users):
+        until = _tomorrow()
+        Override.objects.bulk_create(
+            [
+                Override(identity=f"ip=198.18.{i // 256}.{i % 256}", kind="block", until=until, reason=f"case {i:04}")
+                for i in range(5_000)
+            ]
+        )
+        page = open_page(users["operator"], f"{PANEL}overrides/")
+        rows = page.get_by_role("table", name="Active overrides").locator("tbody tr")
+        expect(rows).to_have_count(100)
+        expect(page.locator(".rlaas-live > p").first).to_have_text("5,000 overrides, the newest first.")
+        page.get_by_role("link", name="Next page").click()
+        expect(page.get_by_role("navigation", name="Pages")).to_contain_text("Page 2 of 50")
+        expect(rows.first).to_contain_text("case 4899")
+        with page.expect_response(lambda response: "page=2" in response.url):
+            pass
+        expect(rows.first).to_contain_text("case 4899")
+        page.get_by_role("searchbox").last.fill("case 0007")
+        page.keyboard.press("Enter")
+        expect(rows).to_have_count(1)
+        expect(rows).to_contain_text("198.18.0.7")
+
+    def test_refusals_and_clients_have_pages_of_a_bounded_height(self, open_page, users):
+        for i in range(120):
+            send(None, "/login/", 6, address=f"198.51.100.{i}")
+        for name in ("clients", "refusals"):
+            page = open_page(users["operator"], f"{PANEL}{name}/", viewport={"width": 390, "height": 900})
+            assert page.evaluate("document.documentElement.scrollHeight") < 12_000
+            page.get_by_role("link", name="Next page").click()
+            expect(page.get_by_role("navigation", name="Pages")).to_contain_text("Page 2 of 3")
+
+    def test_an_identity_stands_once_above_its_policies(self, open_page, users):
+        send(users["carol"], "/checkout/", 2)
+        send(users["carol"], "/search/", 2)
+        page = open_page(users["operator"], f"{PANEL}clients/?tab=active")
+        expect(page.get_by_role("link", name="carol", exact=True)).to_have_count(1)
+        expect(row(page, "carol", "")).to_have_count(3)
+
 
 class TestPermissions:
     def test_a_viewer_sees_no_form_and_a_forged_post_is_refused(self, open_page, users, site):
@@ -181,7 +245,7 @@ class TestPermissions:
         expect(page.locator(".rlaas-override-list")).to_contain_text("because")
         for path in (identity_of(users["carol"]), f"{PANEL}overrides/"):
             page.goto(path)
-            expect(page.locator("#content form")).to_have_count(0)
+            expect(page.locator("#content form[method=post]")).to_have_count(0)
         override = Override.objects.get()
         for name, data in (
             ("act", {"identity": str(users["carol"].pk), "action": "reset", "confirmed": "1"}),
@@ -460,7 +524,7 @@ class TestSearch:
         expect(table.locator("tbody td")).to_have_text(["3/h", "5", "2", "40 %", "1"])
         expect(page.locator("#content")).to_contain_text("To enforce a policy, remove shadow=True from it.")
         table.get_by_role("link", name="trial").click()
-        expect(page.get_by_role("table", name="Most refused identities today")).to_contain_text("carol")
+        expect(page.get_by_role("table", name="Identities over the limit today")).to_contain_text("carol")
 
 
 class TestUserChangePage:
@@ -468,7 +532,7 @@ class TestUserChangePage:
         send(users["carol"], times=3)
         page = open_page(users["operator"], f"/admin/auth/user/{users['carol'].pk}/change/")
         section = page.locator(".rlaas-user-usage")
-        expect(section.locator("tbody tr")).to_have_text(re.compile(r"checkout\s*3 / 5"))
+        expect(section.locator("tbody tr")).to_have_text(re.compile(r"checkout\s*5/h\s*3 / 5"))
         section.get_by_role("link").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("carol")
         page.locator(".rlaas-header").get_by_role("link").click()

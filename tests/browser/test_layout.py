@@ -53,6 +53,20 @@ def test_nothing_is_beyond_its_container_or_over_something_else(open_page, users
 
 
 @pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("path", ["/checkout/", "/long/"], ids=["short", "long"])
+def test_the_page_of_a_user_has_room_for_the_usage(open_page, users, width, path):
+    send(users["carol"], path, 8)
+    page = open_page(
+        users["operator"], f"/admin/auth/user/{users['carol'].pk}/change/", viewport={"width": width, "height": 900}
+    )
+    link = page.locator(".rlaas-user-usage").get_by_role("link", name="rate limits")
+    assert link.bounding_box()["height"] < 25
+    assert page.locator(".rlaas-user-usage").bounding_box()["width"] > 250
+    cells = page.locator(".rlaas-user-usage td").all()
+    assert all(cell.bounding_box()["height"] < 90 for cell in cells)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 def test_the_actions_on_a_client_stay_within_reach(open_page, users, width):
     send(users["carol"], times=8)
     page = open_page(users["operator"], identity_of(users["carol"]), viewport={"width": width, "height": 900})

@@ -65,7 +65,7 @@ def test_show_has_what_was_refused_today_though_nothing_is_used_now(alice, pass_
     assert "No current usage." not in shown
     assert re.search(r"^search +3/m +0 +3 +0 % +55$", shown, re.MULTILINE)
     found = rlaas("show", "alice", "--json").json
-    assert [(each["policy"], each["used"], each["overLimitToday"]) for each in found["policies"]] == [("search", 0, 55)]
+    assert [(each["policy"], each["used"], each["refusedToday"]) for each in found["policies"]] == [("search", 0, 55)]
 
 
 def test_show_lists_the_last_ten_refusals_with_time_policy_path_address_and_wait(alice):

@@ -358,6 +358,17 @@ class TestRefusals:
         assert reader.refused_identities(["p"])["p"] == refused
         assert reader.most_refused() == (refused, {f"job of {name}": number for name, number in refused.items()})
 
+    @pytest.mark.parametrize("options", [{"shadow": True}, {"block": False}], ids=str)
+    def test_who_is_over_the_limit_and_not_refused_is_counted_apart(self, options):
+        view = rate_limit("1/m", key="ip", group="p", **options)(lambda request: HttpResponse())
+        for _ in range(4):
+            view(RequestFactory().get("/"))
+        recorder.flush()
+        assert reader.refused_identities(["p"])["p"] == {}
+        over = reader.refused_identities(["p"], statistic=schema.OVER_LIMIT)["p"]
+        assert over == {"ip=127.0.0.1": 3}
+        assert reader.refused_today([("p", "ip=127.0.0.1")]) == {("p", "ip=127.0.0.1"): 0}
+
     def test_the_newest_are_kept(self, monkeypatch, client):
         monkeypatch.setattr(schema, "REFUSALS", replace(schema.REFUSALS, size=10))
         for i in range(4):

@@ -63,7 +63,7 @@ def test_show_has_what_was_refused_today_though_nothing_is_used_now(alice, pass_
     pass_windows()
     shown = rlaas("show", "alice").out
     assert "No current usage." not in shown
-    assert re.search(r"^search +3/m +0 +3 +0 % +55$", shown, re.MULTILINE)
+    assert re.search(r"^search +3/m +0 +3 +0 % +55 +0$", shown, re.MULTILINE)
     found = rlaas("show", "alice", "--json").json
     assert [(each["policy"], each["used"], each["refusedToday"]) for each in found["policies"]] == [("search", 0, 55)]
 
@@ -218,7 +218,12 @@ def test_what_is_over_the_limit_is_not_said_to_be_refused(over):
     assert "over the limit" in listed
     assert "refused" not in listed
     for command in (("show", "alice"), ("top",)):
-        assert "efused" not in rlaas(*command).out
+        heading, *rows = [
+            line for line in rlaas(*command).out.splitlines() if "Refused today" in line or "soft" in line
+        ]
+        assert heading.endswith("Refused today  Over today")
+        assert rows[0].split()[-2:] == ["0", "1"]
+        assert not any("efused" in row for row in rows)
     watched = rlaas("watch", "--times", "1").out
     assert "4 requests, 0 refused, 1 over the limit but allowed" in watched
     assert json.loads(rlaas("watch", "--times", "1", "--json").out)["over"] == 1
@@ -242,7 +247,7 @@ def test_a_user_who_gets_429_is_helped_in_two_commands(alice):
     send(alice, "/api/search/", times=58)
 
     why = rlaas("show", "alice").out
-    assert re.search(r"^search +3/m +3 +3 +100 % +\S.* +55$", why, re.MULTILINE)
+    assert re.search(r"^search +3/m +3 +3 +100 % +\S.* +55 +0$", why, re.MULTILINE)
     assert "GET /api/search/" in why
     assert "203.0.113.9" in why
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -165,7 +165,8 @@ class RateLimit:
         registry.sources.add(self)
 
     def __call__(self, view: ViewT) -> ViewT:
-        limits = self.limits_for(view)
+        below = getattr(view, "rate_limited_by", ())
+        limits = self.limits_for(view, below)
         self._note_view(view)
 
         limited: Any
@@ -174,11 +175,11 @@ class RateLimit:
         else:
             limited = _limited_function(view, limits)
         # For the system checks, and for the next decorator on the same view.
-        limited.rate_limited_by = (*getattr(view, "rate_limited_by", ()), self)
+        limited.rate_limited_by = (*below, self)
         return limited  # type: ignore[no-any-return]
 
-    def limits_for(self, view: Any) -> Limits:
-        """Return the limits of a view.
+    def limits_for(self, view: Any, below: Sequence[RateLimit] = ()) -> Limits:
+        """Return the limits of a view that has other decorators of ours below.
 
         They are kept, because method_decorator decorates anew for each request.
         """
@@ -186,7 +187,15 @@ class RateLimit:
         if name in self.limits_by_view:
             return self.limits_by_view[name]
 
-        limits = Limits(self.policies.for_view(view), **self.options)
+        # method_decorator shows a view to the outer decorators first.
+        policies_below = [
+            policy
+            for index, decorator in enumerate(below)
+            for policy in decorator.limits_for(view, below[:index]).policies
+            if isinstance(policy, Policy)
+        ]
+        policies = self.policies.for_view(view, policies_below)
+        limits = Limits(policies, **self.options)
         # method_decorator tries a decorator out on a function of its own.
         if view.__module__ != method_decorator.__module__:
             self.limits_by_view[name] = limits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from ..core.keys import digest
@@ -166,15 +166,16 @@ class ViewPolicies:
         """Whether views share the counters on purpose."""
         return self.group is not None or self.named == self.limits
 
-    def for_view(self, view: Any) -> tuple[str | Policy, ...]:
-        """Return the policies of a view.
+    def for_view(
+        self, view: Any, others: Collection[Policy] = ()
+    ) -> tuple[str | Policy, ...]:
+        """Return the policies of a view, beside others of decorators below.
 
         Rates of a second decorator on the same view get counters of their own.
         """
         if self.group:
             return self._make(self.group, self.group)
 
-        others = list(_policies_below(view))
         labels = {policy.label for policy in others}
         labels.update(map(str, self.named))
         names = {policy.name for policy in others}
@@ -267,12 +268,3 @@ def _endings(rates: list[Any]) -> list[str]:
             ending = f"-{rate.window}s"
         endings.append(ending)
     return endings
-
-
-def _policies_below(view: Any) -> Iterator[Policy]:
-    """Yield the policies of decorators below on the same view."""
-    for decorator in getattr(view, "rate_limited_by", ()):
-        for limits in decorator.limits_by_view.values():
-            for policy in limits.policies:
-                if isinstance(policy, Policy):
-                    yield policy

@@ -794,11 +794,12 @@ def plain_method(limit, kind):
     return Page.as_view()
 
 
-def decorated_method(limit, kind):
-    class Page(View):
-        get = method_decorator(limit)(as_kind(kind, ok_method))
-
-    return Page.as_view()
+def decorated_method(*limits_and_kind):
+    *limits, kind = limits_and_kind
+    get = as_kind(kind, ok_method)
+    for limit in reversed(limits):
+        get = method_decorator(limit)(get)
+    return type("Page", (View,), {"get": get}).as_view()
 
 
 CLASS_BASED = {
@@ -815,6 +816,27 @@ CLASS_BASED = {
     "method": decorated_method,
     "method, plainly": plain_method,
 }
+
+
+STACKED = {
+    "on the method": lambda outer, inner, kind: decorated_method(outer, inner, kind),
+    "on the class": lambda outer, inner, kind: method_decorator(outer, name="get")(
+        method_decorator(inner, name="get")(class_view(kind))
+    ).as_view(),
+    "on dispatch": lambda outer, inner, kind: method_decorator(outer, name="dispatch")(
+        method_decorator(inner, name="dispatch")(class_view(kind))
+    ).as_view(),
+    "listed": lambda outer, inner, kind: method_decorator([outer, inner], name="get")(class_view(kind)).as_view(),
+}
+
+
+@both_ways
+@pytest.mark.parametrize("stack", STACKED.values(), ids=STACKED)
+@pytest.mark.parametrize("rates", [("100/h", "2/m"), ("2/m", "100/h"), ("2/m", "100/m")])
+def test_each_of_two_method_decorators_is_in_force(site, stack, rates):
+    site.serve(stack(*map(rate_limit, rates), site.kind))
+    assert len(site.get().headers["RateLimit-Policy"].split(", ")) == 2
+    assert site.statuses(2) == [200, 429]
 
 
 @both_ways

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .counters import (
+    CompactLog,
     Counter,
     FixedWindow,
     SlidingLog,
@@ -100,7 +101,7 @@ ALGORITHMS = {
             label=gettext_noop("sliding window, compact"),
             choose_when="exact, and it takes the least memory of the exact ones",
             lua="sliding_window_compact",
-            counter=SlidingLog,
+            counter=CompactLog,
             key_ending=":log",
             bytes_per_unit=2,
         ),

@@ -1,14 +1,16 @@
 --[[
   Sliding window counter: the previous window's count, weighted by the part of it that is still within a window of now,
   and this window's.
-  Version  4
+  Version  5
 
   State    STRING at <key>, <index>:<previous>:<current>; expires two windows after the last charge
 
   check    key, now, at, limit, window, ttl, cost, capacity, charging
            -> count, wait, reset_after, index, previous, current, prefix
            prefix is the stored <index>:<previous>: when a charge leaves it as it is
-  charge   key, now, at, limit, window, ttl, cost, unique, index, previous, current, prefix -> reset_after, charged_at
+  charge   key, now, at, limit, window, ttl, cost, unique, index, previous, current, prefix
+           -> reset_after, charged_at, more_after
+           more_after is nil where it takes units of the previous window only, as the check found
   refund   key, now, at, limit, window, ttl, cost, unique, charged_at -> units taken back
   reset    key, now, window -> keys deleted
 
@@ -46,6 +48,11 @@ local function check(key, now, at, limit, window, ttl, cost)
       local spare = limit - cost
       wait = start + window + math.max(0, window - math.floor(spare * window / current)) - now
     end
+  elseif previous > 0 then
+    -- It fits. One unit less is counted once the rest of those of the previous window take no more.
+    wait = start + window - math.floor((count - current - 1) * window / previous) - now
+  elseif current > 0 then
+    wait = start + window + (window + -window % current) / current - now
   end
   return count, wait, reset_after, index, previous, current, prefix
 end
@@ -53,7 +60,11 @@ end
 local function charge(key, now, at, limit, window, ttl, cost, unique, index, previous, current, prefix)
   redis.call("SET", key, (prefix or index .. ":" .. previous .. ":") .. current + cost, "PX", ttl)
   local start = index * window
-  return start + 2 * window - now, start
+  if previous > 0 then
+    return start + 2 * window - now, start
+  end
+  current = current + cost
+  return start + 2 * window - now, start, start + window + (window + -window % current) / current - now
 end
 
 local function refund(key, now, at, limit, window, ttl, cost, unique, charged_at)

@@ -92,26 +92,23 @@ class ProcessStore:
         reply = [now]
         for key, counter, arguments, usage, allowed in decided:
             capacity = arguments.capacity
-            remaining = max(0, capacity - usage.units)
-            retry_after = 0
-            if cost > capacity:
-                retry_after = -1
-            elif not allowed:
-                retry_after = usage.wait
-
-            reset_after = usage.reset_after
+            units = usage.units
+            remaining = max(0, capacity - units)
             charged_at = NOT_CHARGED
             if charging and allowed:
                 charged_at = counter.charge(arguments, now, cost)
                 counter.is_charged = True
                 remaining -= cost
-                reset_after = counter.check(arguments, now, 0).reset_after
+                usage = counter.check(arguments, now, 0)
                 # A window after it counts nothing, as the clock may step back.
-                counter.expires_at = now + reset_after + arguments.window
+                counter.expires_at = now + usage.reset_after + arguments.window
                 self._keep(key, counter, now)
 
-            reply += (int(allowed), usage.units, remaining, retry_after)
-            reply += (reset_after, capacity, charged_at)
+            retry_after = usage.wait
+            if cost > capacity:
+                retry_after = -1
+            reply += (int(allowed), units, remaining, retry_after)
+            reply += (usage.reset_after, capacity, charged_at)
         return reply
 
     def _refund(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from .counters import (
+    CompactLog,
     Counter,
     FixedWindow,
     SlidingLog,
@@ -110,7 +111,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             label=gettext_noop("sliding window, compact"),
             choose_when="exact, and it takes the least memory of the exact ones",
             lua="sliding_window_compact",
-            counter=SlidingLog,
+            counter=CompactLog,
             key_ending=":log",
             bytes_per_unit=2,
         ),

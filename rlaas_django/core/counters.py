@@ -15,11 +15,16 @@ if TYPE_CHECKING:
     from .policy import ScriptArguments
 
 
+NOT_KNOWN = -1
+
+
 class Usage(NamedTuple):
     """What a counter says before a charge."""
 
     units: int
-    wait: int  # until a cost within the capacity fits; anything where it fits now
+    # Until a cost within the capacity fits. Where it fits now, until more than now can
+    # be used; NOT_KNOWN: until nothing is counted, at the latest.
+    wait: int
     reset_after: int  # until nothing is counted
 
 
@@ -147,6 +152,10 @@ class SlidingWindowCounter(FixedWindow):
             else:
                 passed = (limit - cost) * window // current
                 wait = end + max(0, window - passed) - now
+        elif previous:
+            wait = end - (units - current - 1) * window // previous - now
+        elif current:
+            wait = end + _ceil(window, current) - now
         return Usage(units, wait, reset_after)
 
     def _index(self, window: int, now: int) -> int:
@@ -158,7 +167,9 @@ class SlidingWindowCounter(FixedWindow):
 
 
 class SlidingLog(Counter):
-    """When units were charged, as sliding_window.lua and sliding_window_compact.lua."""
+    """When units were charged, as sliding_window.lua."""
+
+    least_excess = 0  # units whose end is the wait where a cost fits
 
     def __init__(self) -> None:
         self._stamps: list[int] = []  # the oldest first
@@ -168,11 +179,11 @@ class SlidingLog(Counter):
         window = arguments.window
         oldest = bisect_right(self._stamps, now - window)
         if oldest == len(self._stamps):
-            return Usage(0, 0, 0)
+            return Usage(0, NOT_KNOWN, 0)
 
         units = sum(self._units[oldest:])
-        excess = units + cost - arguments.limit
-        wait = 0
+        excess = max(self.least_excess, units + cost - arguments.limit)
+        wait = NOT_KNOWN
         while excess > 0:
             wait = self._stamps[oldest] + window - now
             excess -= self._units[oldest]
@@ -219,6 +230,12 @@ class SlidingLog(Counter):
         return _ceil(now, step) * step
 
 
+class CompactLog(SlidingLog):
+    """As sliding_window_compact.lua, which has read the oldest unit in any case."""
+
+    least_excess = 1
+
+
 class TokenBucket(Counter):
     """What is missing from the full bucket at a stamp, as token_bucket.lua.
 
@@ -236,14 +253,16 @@ class TokenBucket(Counter):
     def check(self, arguments: ScriptArguments, now: int, cost: int) -> Usage:
         window = arguments.window
         used = self._used_at(arguments, now)
-        if not used:
-            return Usage(0, 0, 0)
 
         # The clock stepped back, and refills nothing until it is there again.
         ahead = max(0, self._stamp - now)
-        excess = used - (arguments.capacity - cost) * window
-        wait = ahead + _ceil(excess, arguments.limit)
-        reset_after = ahead + _ceil(used, arguments.limit)
+        missing = used - (arguments.capacity - cost) * window
+        if missing <= 0:
+            missing = (used - 1) % window + 1  # of the unit that is being refilled
+        wait = ahead + _ceil(missing, arguments.limit)
+        reset_after = 0
+        if used:
+            reset_after = ahead + _ceil(used, arguments.limit)
         return Usage(_ceil(used, window), wait, reset_after)
 
     def charge(self, arguments: ScriptArguments, now: int, cost: int) -> int:

@@ -25,6 +25,8 @@ class Outcome(NamedTuple):
     ttl: int
     degraded: bool = False  # decided without Redis
     blocked: bool = False  # refused by an override, whatever was used
+    # Seconds until more than `remaining` can be used: of a refusal, its wait.
+    more_after: float = 0.0
 
     @property
     def failed_closed(self) -> bool:

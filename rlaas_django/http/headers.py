@@ -46,11 +46,13 @@ def add_headers(headers: Headers, decision: Decision | None) -> None:
         # Structured fields (RFC 9651). No label has a character to be escaped.
         quotas = []
         usage = []
+        # Retry-After ends no earlier than any `t`, says the draft.
+        longest = decision.retry_after or math.inf
         for label, outcome in counted.items():
             policy = outcome.policy
             quotas.append(_quota(label, outcome.limit, policy.rate, policy.burst))
-            reset = math.ceil(outcome.reset_after)
-            usage.append(f'"{label}";r={outcome.remaining};t={reset}')
+            wait = math.ceil(min(outcome.more_after, longest))
+            usage.append(f'"{label}";r={outcome.remaining};t={wait}')
         headers[RATE_LIMIT_POLICY] = ", ".join(quotas)
         headers[RATE_LIMIT] = ", ".join(usage)
     if "X-RateLimit" in families:

@@ -65,7 +65,9 @@ class RequestState:
         for outcome in charge.decision.outcomes:
             if outcome.allowed:
                 remaining = min(outcome.limit, outcome.remaining + charge.cost)
-                refunded = outcome._replace(remaining=remaining)
+                # When there is more than that is not known; not after it is full.
+                more_after = outcome.reset_after
+                refunded = outcome._replace(remaining=remaining, more_after=more_after)
                 self.outcomes[outcome.policy.name] = refunded
         self.decision = combine(self.outcomes.values())
         self.request.rate_limit = self.decision

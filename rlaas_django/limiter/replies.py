@@ -2,6 +2,7 @@
 
 For each policy, after the time of the decision, a script replies with a row: allowed,
 current_count, remaining, retry_after, reset_after, limit, charged_at (times in ms).
+Where a policy allows, retry_after is the time until more than `remaining` can be used.
 Where an override changes the limit of a policy with a burst, the limit of each policy
 follows.
 """
@@ -50,6 +51,9 @@ class ReadDecision(Decision):
             retry_after = 0.0
             if not passed:
                 retry_after = _seconds(wait, age)
+            more = reset
+            if wait > 0:
+                more = min(wait, reset)
 
             outcome = Outcome(
                 policy,
@@ -62,6 +66,7 @@ class ReadDecision(Decision):
                 reset_after=max(0.0, reset / 1000 - age),
                 ttl=policy_set.ttls[index] or _left_of_window(policy, reply, age),
                 blocked=charged_at == BLOCKED,
+                more_after=max(0.0, more / 1000 - age),
             )
             outcomes.append(outcome)
         return tuple(outcomes)

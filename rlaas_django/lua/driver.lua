@@ -13,8 +13,10 @@
            then, where overrides of networks apply to the client, one text with theirs: per policy some of
            <kind>:<until>:<amount>; and then a comma, the widest network first
     reply  {now, then per policy: allowed, current_count, remaining, retry_after, reset_after, limit, charged_at}
-           retry_after -1: never; charged_at -1: not charged, -2: refused by a block. Where an override changes the
-           limit of a token bucket with a burst, the limits per policy follow: `limit` above is the burst then.
+           retry_after -1: never; where the policy allows, the time until more than `remaining` can be used, unless
+           reset_after is sooner, and -1: not known. charged_at -1: not charged, -2: refused by a block. Where an
+           override changes the limit of a token bucket with a burst, the limits per policy follow: `limit` above is
+           the burst then.
 
   Of the overrides that apply to a policy, each narrower one replaces the wider ones: a smaller network a larger one, one
   of the identity that of a network, one of the policy that of all policies. But a limit or factor never lifts a block.
@@ -149,10 +151,12 @@ for i = 1, policies do
   count, wait, reset_after, a, b, c, d, e =
     check_of(KEYS[i], now, at, limit, window, ARGV[word + 4], cost, capacity, charging)
 
-  local remaining, retry_after, charged_at = capacity - count, 0, -1
+  local remaining, retry_after, charged_at = capacity - count, wait, -1
   local allowed = cost <= remaining
   if not allowed then
-    retry_after = cost > capacity and -1 or wait
+    if cost > capacity then
+      retry_after = -1
+    end
     if remaining < 0 then
       remaining = 0
     end
@@ -160,13 +164,13 @@ for i = 1, policies do
   if kind == "block" then
     -- The counter's own wait, where it is the longer one; -1, never, stays.
     local left = ends - now
-    allowed, remaining, charged_at = false, 0, -2
-    if retry_after >= 0 and retry_after < left then
+    if allowed or retry_after >= 0 and retry_after < left then
       retry_after = left
     end
+    allowed, remaining, charged_at = false, 0, -2
     reset_after = retry_after < left and left or retry_after
   elseif kind == "exempt" then
-    allowed, retry_after = true, 0
+    allowed = true
   end
 
   pass = pass and (allowed or ARGV[word + 5] == "1")
@@ -186,8 +190,12 @@ for i = policies, 1, -1 do
   end
   if charge and pass and charging then
     reply[row + 2] = reply[row + 2] - cost
-    reply[row + 4], reply[row + 6] =
+    local reset_after, charged_at, more_after =
       charge(KEYS[i], now, at, limit, window, ARGV[word + 4], cost, unique, a, b, c, d, e)
+    reply[row + 4], reply[row + 6] = reset_after, charged_at
+    if more_after then
+      reply[row + 3] = more_after
+    end
   elseif not reply[row + 4] then
     -- The check left reset_after to a charge that does not take place. A charge of 0 only returns it.
     if ARGV[word] ~= loaded then

@@ -1,11 +1,12 @@
 --[[
   Sliding window log: at most `limit` units in any `window`, exactly.
-  Version  5
+  Version  6
 
   State    ZSET at <key>, a member <ms>-<unique> scored <ms> per unit; expires two windows after the last request
 
   check    key, now, at, limit, window, ttl, cost, capacity, charging -> count, wait, reset_after, dead, later
-           reset_after is nil when a charge is sure to make it the window: to read it costs 12,000 instructions.
+           wait is -1 where the cost fits: to read the oldest entry costs 12,000 instructions.
+           reset_after is nil when a charge is sure to make it the window: to read it costs as much.
            If nothing is charged after all, a charge of 0 reads it and does nothing else
   charge   key, now, at, limit, window, ttl, cost, unique, dead, later -> reset_after, charged_at
   refund   key, now, at, limit, window, ttl, cost, unique, charged_at -> units taken back
@@ -20,7 +21,7 @@
 local function check(key, now, at, limit, window, ttl, cost, capacity, charging)
   local entries = redis.call("ZCARD", key)
   if entries == 0 then
-    return 0, 0, 0, 0
+    return 0, -1, 0, 0
   end
   local over, wait, dead, within, reset_after = entries + cost - limit, 0, 0, nil, 0
   if over > 0 and cost <= limit then
@@ -42,7 +43,7 @@ local function check(key, now, at, limit, window, ttl, cost, capacity, charging)
   elseif entries > dead then
     reset_after = redis.call("ZRANGE", key, "-1", "-1", "WITHSCORES")[2] + window - now
   end
-  return entries - dead, wait, reset_after, dead, reset_after
+  return entries - dead, wait > 0 and wait or -1, reset_after, dead, reset_after
 end
 
 -- The members of a charge's second and further units; calls a command with 500 at a time, as the Lua stack takes some

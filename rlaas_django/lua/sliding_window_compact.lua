@@ -1,6 +1,6 @@
 --[[
   Sliding window log in a byte or two per unit: the verdicts of sliding_window.lua in a sixtieth of its memory.
-  Version  4
+  Version  5
 
   State    STRING at <key>, a queue; expires one and a half to two windows after the last charge. Its bytes, from 1:
              1..4    head     how many bytes are before the oldest gap in the body
@@ -17,7 +17,9 @@
   check    key, now, at, limit, window, ttl, cost, capacity, charging
            -> count, wait, reset_after, start, units, last, first, head
            start is the bytes 1..96, nil when no unit is alive; first and head are nil when no gap had to be read
-  charge   key, now, at, limit, window, ttl, cost, unique, start, units, last, first, head -> reset_after, charged_at
+  charge   key, now, at, limit, window, ttl, cost, unique, start, units, last, first, head
+           -> reset_after, charged_at, more_after
+           more_after is nil where the oldest unit stays the one that the check found
   refund   key, now, at, limit, window, ttl, cost, unique, charged_at -> units taken back
   reset    key, now, window -> keys deleted
 
@@ -140,7 +142,7 @@ local function queue(need)
     return unit, offset, gap, behind, steps
   end
 
-  -- Puts units before those that are later than now: the clock stepped back.
+  -- Puts units before those that are later than now: the clock stepped back. Returns when the oldest unit is dead.
   local function insert(key, now, window, ttl, cost, start, units, last, first, head)
     local head, tail, _, first, pending = parts_of(start, first, head)
     local gaps, zeros = gaps_of(key, head, tail, pending), string.rep("\0", cost - 1)
@@ -152,6 +154,7 @@ local function queue(need)
         .. string.sub(gaps, behind + 1)
     end
     write_anew(key, now, window, ttl, first, units + cost, last, gaps)
+    return first + window - now
   end
 
   -- Returns gaps, first and last without the newest `cost` units that are alive, and how many these are.
@@ -213,7 +216,7 @@ local function check(key, now, at, limit, window, ttl, cost, capacity, charging)
   local mark, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q = string.byte(start, 15, 31)
   local last = mark == 1 and ((((k * 256 + l) * 256 + m) * 256 + n) * 256 + o) * 256 + q or dead
   if last <= dead then
-    return 0, 0, 0
+    return 0, -1, 0
   end
   local stamp, units = ((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f, ((g * 256 + h) * 256 + i) * 256 + j
   local first, head
@@ -242,11 +245,10 @@ local function charge(key, now, at, limit, window, ttl, cost, unique, start, uni
       local _, write_anew = queue("write")
       write_anew(key, now, window, ttl, now, cost, now, string.rep("\0", cost - 1))
     end
-    return window, now
+    return window, now, window
   elseif now < last then
     local insert = queue("edit")
-    insert(key, now, window, ttl, cost, start, units, last, first, head)
-    return last + window - now, now
+    return last + window - now, now, insert(key, now, window, ttl, cost, start, units, last, first, head)
   end
 
   local gap, gaps = now - last, ""

@@ -9,7 +9,9 @@
   check    key, now, at, limit, window, ttl, cost, capacity, charging
            -> count, wait, reset_after, index, previous, current, prefix
            prefix is the stored <index>:<previous>: when a charge leaves it as it is
-  charge   key, now, at, limit, window, ttl, cost, unique, index, previous, current, prefix -> reset_after, charged_at
+  charge   key, now, at, limit, window, ttl, cost, unique, index, previous, current, prefix
+           -> reset_after, charged_at, more_after
+           more_after is nil where it takes units of the previous window only, as the check found
   refund   key, now, at, limit, window, ttl, cost, unique, charged_at -> units taken back
   reset    key, now, window -> keys deleted
 
@@ -47,6 +49,11 @@ local function check(key, now, at, limit, window, ttl, cost)
       local spare = limit - cost
       wait = start + window + math.max(0, window - math.floor(spare * window / current)) - now
     end
+  elseif previous > 0 then
+    -- It fits. One unit less is counted once the rest of those of the previous window take no more.
+    wait = start + window - math.floor((count - current - 1) * window / previous) - now
+  elseif current > 0 then
+    wait = start + window + (window + -window % current) / current - now
   end
   return count, wait, reset_after, index, previous, current, prefix
 end
@@ -54,7 +61,12 @@ end
 local function charge(key, now, at, limit, window, ttl, cost, unique, index, previous, current, prefix)
   redis.call("SET", key, (prefix or index .. ":" .. previous .. ":") .. current + cost, "PX", ttl)
   local start = index * window
-  return start + 2 * window - now, start < now and now or start
+  local charged_at = start < now and now or start
+  if previous > 0 then
+    return start + 2 * window - now, charged_at
+  end
+  current = current + cost
+  return start + 2 * window - now, charged_at, start + window + (window + -window % current) / current - now
 end
 
 local function refund(key, now, at, limit, window, ttl, cost, unique, charged_at)

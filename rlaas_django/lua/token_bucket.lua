@@ -1,6 +1,6 @@
 --[[
   Token bucket: `capacity` units at once, refilled at `limit` per `window`.
-  Version  5
+  Version  6
 
   State    STRING at <key>, <used>:<stamp>:<total><refunds>; expires a window after the bucket would be full
              used    what is missing from the full bucket at `stamp`, in 1/window of a unit, so that a ms refills
@@ -37,10 +37,12 @@ local function check(key, now, at, limit, window, ttl, cost, capacity)
       end
     end
   end
-  local count, wait = (used + -used % window) / window, 0
+  local refilled = -used % window -- of the unit that is being refilled
+  local count, missing = (used + refilled) / window, window - refilled
   if count + cost > capacity then
-    wait = stamp - now + math.ceil((used - (capacity - cost) * window) / limit)
+    missing = used - (capacity - cost) * window
   end
+  local wait = stamp - now + (missing + -missing % limit) / limit
   return count, wait, used > 0 and stamp - now + (used + -used % limit) / limit or 0, used, stamp, total, refunds
 end
 

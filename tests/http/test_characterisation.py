@@ -193,7 +193,7 @@ def test_a_refusal_has_the_headers_of_rule_and_view(serve, rules, form):
     site.statuses(2)
     assert our_headers(site.get()) == {
         "ratelimit-policy": listed(rules, '"site";q=100;w=3600', '"own";q=2;w=60'),
-        "ratelimit": listed(rules, '"site";r=98;t=3600', '"own";r=0;t=60'),
+        "ratelimit": listed(rules, '"site";r=98;t=60', '"own";r=0;t=60'),
         "x-ratelimit-limit": "2",
         "x-ratelimit-remaining": "0",
         "x-ratelimit-reset": "60",

@@ -15,7 +15,7 @@ from django.http import HttpResponse, JsonResponse
 from django.test import RequestFactory
 from django.utils import translation
 from django.views.decorators.cache import cache_page
-from rlaas_django import Policy, rate_limit
+from rlaas_django import Policy, check, peek, rate_limit
 
 from tests.support.http import (
     AUTHENTICATION,
@@ -33,7 +33,16 @@ from tests.support.http import (
     rate_limit_fields,
     templates,
 )
-from tests.support.internals import FIXED_WINDOW, TOKEN_BUCKET, overrides, whole_seconds
+from tests.support.internals import (
+    ALGORITHMS,
+    FIXED_WINDOW,
+    SLIDING_WINDOW,
+    SLIDING_WINDOW_COMPACT,
+    SLIDING_WINDOW_COUNTER,
+    TOKEN_BUCKET,
+    overrides,
+    whole_seconds,
+)
 
 JSON, HTML, TEXT = PROBLEM_JSON, "text/html", "text/plain"
 
@@ -654,6 +663,165 @@ def test_the_wait_is_long_enough_for_all_of_several_policies(site, clock, scale)
                 assert_refusal(response, policies=[policy.name for policy in policies])
                 assert_waiting_helps(response, site.get, clock)
             clock.tick(rng.randint(0, 3000))
+
+
+# When more can be used
+
+EXACT = [algo for algo in ALGORITHMS if algo != SLIDING_WINDOW]  # the ZSET says when it is full again
+
+
+def usage_of(response) -> tuple[int, int]:
+    """Return `r` and `t` of the only policy."""
+    (usage,) = rate_limit_fields(response)[1].values()
+    return usage
+
+
+def ms_until(holds, clock, limit_ms: int = 10_000_000) -> int:
+    """Return the first ms from now at which something holds that then holds on; the clock stays."""
+    at, low, high = clock.ms, -1, limit_ms
+    while high - low > 1:
+        middle = (low + high) // 2
+        clock.ms = at + middle
+        low, high = (low, middle) if holds() else (middle, high)
+    clock.ms = at
+    return high
+
+
+@pytest.mark.parametrize("store", ["default", "locmem"], indirect=True)
+@pytest.mark.parametrize("kind", KINDS)
+def test_t_is_the_time_within_which_no_more_than_r_can_be_used(store, algo, clock, kind, scale):
+    """In whole seconds, rounded up, for spaced requests and bursts of any cost; of a refusal it is Retry-After."""
+    seen = set()
+    for seed in range(scale(8, least=2)):
+        rng = random.Random(f"{algo}-{seed}")
+        limit, window, cost = rng.randint(1, 9), rng.choice([7, 60, 90, 3600]), 1
+        burst = rng.choice([None, 12]) if algo == TOKEN_BUCKET else None
+        policy = Policy(f"p-{rng.randrange(10**9)}", (limit, window), algo=algo, key="global", burst=burst)
+        view = rate_limit(policy, cost=lambda request: cost)(as_kind(kind, ok))  # noqa: B023
+        with caller() as call_one:
+            for _ in range(scale(60, least=25)):
+                cost = rng.randint(1, burst or limit)
+                response = call_one(view)
+                seen.add(response.status_code)
+                assert_t_is_true(response, policy, clock)
+                clock.tick(rng.choice([0, 1, rng.randint(0, window * 300), rng.randint(0, window * 1500)]))
+    assert seen == {200, 429}
+
+
+def assert_t_is_true(response, policy: Policy, clock) -> None:
+    r, t = usage_of(response)
+    if response.status_code == 429:
+        assert t == int(response.headers["Retry-After"])
+        return
+
+    exact = ms_until(lambda: peek("anyone", policy, cost=r + 1).allowed, clock)
+    if policy.algo == SLIDING_WINDOW:
+        assert math.ceil(exact / 1000) <= t == int(response.headers["X-RateLimit-Reset"])
+    else:
+        assert t == math.ceil(exact / 1000)
+
+
+@pytest.mark.parametrize(
+    ("algo", "t", "reset"),
+    [
+        (TOKEN_BUCKET, 1, 5),
+        (SLIDING_WINDOW_COUNTER, 7, 15),
+        (SLIDING_WINDOW_COMPACT, 5, 10),
+        (SLIDING_WINDOW, 10, 10),
+        (FIXED_WINDOW, 5, 5),
+    ],
+)
+def test_after_spaced_requests_t_is_the_next_unit_and_x_ratelimit_reset_the_full_quota(clock, algo, t, reset):
+    """Five requests in 5 s, the first at the start of a window of 10 s."""
+    clock.ms -= clock.ms % 10_000
+    view = rate_limit("5/10s", algo=algo, group="g")(ok)
+    view(RequestFactory().get("/"))
+    for _ in range(4):
+        clock.tick(1_250)
+        response = view(RequestFactory().get("/"))
+    assert (usage_of(response)[1], int(response.headers["X-RateLimit-Reset"])) == (t, reset)
+
+
+@pytest.mark.parametrize("algo", EXACT)
+def test_t_follows_a_limit_of_the_client_s_own(clock, algo):
+    identity = "ip=127.0.0.1"
+    overrides.publish(identity, [overrides.Override(identity, "*", "limit", clock.ms + 3_600_000, 50)])
+    policy = Policy("p", "5/m", key="ip", algo=algo)
+    view = rate_limit(policy)(ok)
+    for _ in range(20):
+        response = view(RequestFactory().get("/"))
+        assert usage_of(response)[0] <= 49
+        assert_t_is_true_for("127.0.0.1", response, policy, clock)
+        clock.tick(700)
+
+
+def assert_t_is_true_for(address: str, response, policy: Policy, clock) -> None:
+    r, t = usage_of(response)
+    exact = ms_until(lambda: peek({"ip": address}, policy, cost=r + 1).allowed, clock, 300_000)
+    assert t == math.ceil(exact / 1000)
+
+
+@both_ways
+def test_where_nothing_is_used_t_is_0(site, clock, algo):
+    site.serve(rate_limit("5/m", algo=algo, cost=lambda request: 0, group="g")(site.view(ok)))
+    assert usage_of(site.get()) == (5, 0)
+
+
+@both_ways
+def test_no_policy_of_a_refused_request_has_a_t_beyond_retry_after(site, clock, algo):
+    """Draft -11, section 6."""
+    site.serve(rate_limit("1/10s", Policy("wide", "100/d", algo=algo), group="g")(site.view(ok)))
+    assert site.statuses(2) == [200, 429]
+    clock.tick(3_500)
+    response = site.get()
+    assert response.headers["Retry-After"] == "7"
+    assert rate_limit_fields(response)[1] == {"g": (0, 7), "wide": (99, 7)}
+
+
+@both_ways
+def test_a_refunded_policy_does_not_say_too_early_that_there_is_more(site, clock):
+    """The only unit of this window was refunded: one of 4 in the next is not there after a fifth of it."""
+    policy = Policy("p", "4/m", key="ip", algo=SLIDING_WINDOW_COUNTER)
+    site.serve(rate_limit(policy, charge_when=lambda response: False)(site.view(ok)))
+    check({"ip": "203.0.113.9"}, policy, cost=1)
+    r, t = usage_of(site.get())
+    assert r == 3
+    clock.tick(1000 * t)
+    assert peek({"ip": "203.0.113.9"}, policy, cost=r + 1).allowed
+
+
+def test_t_of_a_repeated_refusal_is_its_retry_after(site):
+    """It is not the clock of the tests that moves, as nothing is repeated under that."""
+    site.serve(rate_limit("1/h", key="ip", group="g")(site.view(ok)))
+    site.get()
+    for _ in range(3):
+        response = site.get()
+        assert usage_of(response) == (0, int(response.headers["Retry-After"]))
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_a_block_ends_when_it_says_whatever_is_left_of_the_window(site, clock, algo, used):
+    """A counter that would allow the request has no wait of its own."""
+    site.serve(rate_limit("5/h", key="ip", algo=algo, group="g")(site.view(ok)))
+    site.statuses(used)
+    identity = "ip=203.0.113.9"
+    overrides.publish(identity, [overrides.Override(identity, "*", "block", clock.ms + 2_000)])
+    response = site.get()
+    assert (usage_of(response), response.headers["Retry-After"]) == ((0, 2), "2")
+    assert_waiting_helps(response, site.get, clock)
+
+
+def test_a_client_without_limits_has_a_t_that_is_never_too_short(site, clock, algo):
+    policy = Policy("p", "2/m", key="ip", algo=algo)
+    site.serve(rate_limit(policy)(site.view(ok)))
+    site.statuses(2)
+    identity = "ip=203.0.113.9"
+    overrides.publish(identity, [overrides.Override(identity, "*", "exempt", clock.ms + 1_000)])
+    r, t = usage_of(site.get())
+    assert (r, t > 0) == (0, True)
+    clock.tick(1000 * t)
+    assert peek({"ip": "203.0.113.9"}, policy).allowed
 
 
 # Cached pages

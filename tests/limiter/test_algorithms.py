@@ -52,6 +52,16 @@ def assert_wait_is_exact(policy: Policy, clock, cost: int, retry_after: float) -
     clock.ms = at
 
 
+def more_after(decision) -> int:
+    """Return in how many ms more than `remaining` can be used."""
+    return round(decision.outcomes[0].more_after * 1000)
+
+
+def model_more_after(policy: Policy, model, now: int) -> int:
+    """Return when a model allows more than now, or is whole where the script does not know it: in the ZSET."""
+    return model.whole(now) if policy.algo == SLIDING_WINDOW else model.more(now)
+
+
 def follow(policy: Policy, model, trace, clock) -> int:
     """Make the same checks on the server and the model; return how many were allowed."""
     allowed = 0
@@ -60,7 +70,13 @@ def follow(policy: Policy, model, trace, clock) -> int:
         decision = check("alice", policy, cost=cost)
         assert summary(decision) == model.check(clock.ms, cost)
         allowed += decision.allowed
-        if not decision.allowed and not math.isinf(decision.retry_after):
+        if math.isinf(decision.retry_after):
+            assert decision.outcomes[0].more_after == decision.reset_after
+        elif decision.allowed:
+            wanted = model_more_after(policy, model, clock.ms)
+            assert (more_after(decision), more_after(peek("alice", policy, cost=0))) == (wanted, wanted)
+        else:
+            assert decision.outcomes[0].more_after == decision.retry_after
             assert_wait_is_exact(policy, clock, cost, decision.retry_after)
     return allowed
 
@@ -74,6 +90,42 @@ def test_an_algorithm_agrees_with_its_model_on_long_traces(store, algo, limit, c
         model = MODELS[algo](limit, window * 1000, burst)
         trace = random_trace(rng, limit, window * 1000, scale(120, least=25))
         assert follow(fresh_policy(algo, limit, window, burst), model, trace, clock) > 0
+
+
+@pytest.mark.parametrize("own_algo", ALGORITHMS)
+def test_a_policy_that_another_keeps_from_being_charged_says_when_more_can_be_used(store, own_algo, clock):
+    """Without the charge that did not take place."""
+    rng = random.Random(own_algo)
+    own, full = fresh_policy(own_algo, 7, 60), Policy("full", "1/d")
+    check("alice", full)
+    model = MODELS[own_algo](7, 60_000)
+    for _ in range(40):
+        clock.tick(rng.randint(0, 20_000))
+        cost = rng.randint(1, 3)
+        if rng.random() < 0.5:
+            check("alice", own, cost=cost)
+            model.check(clock.ms, cost)
+        refusal = check("alice", [own, full])
+        assert not refusal.allowed
+        if refusal.outcomes[0].allowed:
+            assert more_after(refusal) == model_more_after(own, model, clock.ms)
+
+
+def test_when_more_can_be_used_is_never_told_too_early_after_a_step_back(store, algo, clock, scale):
+    """What was counted when the clock showed a later time counts until then."""
+    rng = random.Random(algo)
+    for limit in (1, 5, 40):
+        policy, latest = fresh_policy(algo, limit, 60), 0
+        for tick, cost in random_trace(rng, limit, 60_000, scale(60, least=20)):
+            latest = max(latest, clock.ms + tick)
+            clock.ms = latest - rng.choice([0, 0, rng.randint(0, 59_999)])
+            decision = check("alice", policy, cost=min(cost, limit))
+            if decision.allowed:
+                at, wait = clock.ms, more_after(decision)
+                assert wait > 0
+                clock.ms = at + wait
+                assert peek("alice", policy, cost=decision.remaining + 1).allowed
+                clock.ms = at
 
 
 steps_of_a_trace = st.lists(

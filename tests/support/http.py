@@ -233,6 +233,8 @@ def assert_refusal(
     retry_after = _retry_after(response, wait)
     assert "no-store" in response.headers["Cache-Control"]
     fields = _assert_rate_limit_fields(response, policies if status == 429 else (), families)
+    if retry_after is not None:  # draft -11, section 6
+        assert all(t <= retry_after for _, t in fields[1].values())
     if own_body:
         return Refusal(retry_after, *fields, None, "")
     assert response.headers["Cache-Control"] == "no-store"
@@ -322,8 +324,10 @@ def _assert_rate_limit_fields(response: Any, policies: Any, families: Iterable[s
         numbers = [response.headers[name] for name in wanted["X-RateLimit"]]
         assert all(re.fullmatch(r"0|[1-9][0-9]*", number) for number in numbers)
         if quotas:
-            listed = [(quotas[name][0], *usage[name]) for name in quotas]
-            assert tuple(map(int, numbers)) in listed  # the strictest's
+            limit, remaining, reset = map(int, numbers)
+            listed = [usage[name][1] for name in quotas if (quotas[name][0], usage[name][0]) == (limit, remaining)]
+            assert listed  # the strictest's
+            assert min(listed) <= reset
     return quotas, usage
 
 

@@ -36,6 +36,13 @@ class Model:
     def whole(self, now: int) -> int:
         return self.first(now, lambda then: self.count(then) == 0)
 
+    def more(self, now: int) -> int:
+        """Return how long it is until more can be used than now; 0 where nothing is used."""
+        count = self.count(now)
+        if not count:
+            return 0
+        return self.first(now, lambda then: self.count(then) < count)
+
     def first(self, now: int, holds) -> int:
         """Return how long it is until something holds that, with no further charge, holds ever after."""
         if holds(now):

@@ -132,7 +132,10 @@ class ProcessStore:
             charged_at = None  # the newest units
             if unique:
                 charged_at = stamp
-            units = self._counter(key).refund(arguments, now, cost, charged_at)
+            counter = self._counter(key)
+            units = 0
+            if charged_at is None or charged_at >= counter.reset_at:
+                units = counter.refund(arguments, now, cost, charged_at)
             refunded.append(units)
         return refunded
 

@@ -119,4 +119,4 @@ def _decide() -> None:
     policies = [Policy(f"{NAME}-{algo}", "1/s", algo=algo) for algo in ALGORITHMS]
     check = limiter.plan(NAME, policies, 1)
     limiter.refund(limiter.decide_by_redis(check))
-    limiter.reset(NAME, policies)
+    limiter.reset(NAME, policies, may_refund=False)

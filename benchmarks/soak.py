@@ -88,6 +88,7 @@ class Report:
     slow: int = 0
     stalled: int = 0  # of the slow ones, those that stalls of the machine explain
     worst: float = 0.0  # seconds, without stalls
+    unexplained: list[str] = field(default_factory=list)  # of the slow ones, some
     by_ms: Counter[int] = field(default_factory=Counter)
     memory: list[tuple[float, float]] = field(default_factory=list)  # seconds since the start, MB
 
@@ -111,13 +112,23 @@ class RunDelay:
         return int(os.pread(self.file, 100, 0).split()[1]) / 1e9
 
 
+class Slow(NamedTuple):
+    """A decision beyond TIMEOUT + SLACK."""
+
+    began: float
+    ended: float
+    delay: float  # seconds that its thread waited for a core
+    degraded: bool
+    at: float  # seconds since the epoch, as in the list of faults
+
+
 class Watchdog(threading.Thread):
     """Measures when the machine did not run this process, and judges slow decisions by that."""
 
     def __init__(self, report: Report) -> None:
         super().__init__(daemon=True)
         self.report = report
-        self.slow: deque[tuple[float, float, float]] = deque()
+        self.slow: deque[Slow] = deque()
         self.stalls: deque[tuple[float, float]] = deque()
         self.stopped = False
         self.started = time.monotonic()
@@ -132,16 +143,22 @@ class Watchdog(threading.Thread):
                 self.stalls.append((expected, now))
             while self.stalls and self.stalls[0][1] < now - 60:
                 self.stalls.popleft()
-            while self.slow and self.slow[0][1] < now - 1:
-                self.judge(*self.slow.popleft())
+            while self.slow and self.slow[0].ended < now - 1:
+                self.judge(self.slow.popleft())
             self.measure_memory(now - self.started)
 
-    def judge(self, began: float, ended: float, delay: float) -> None:
-        stalled = sum(max(0.0, min(ended, end) - max(began, start)) for start, end in list(self.stalls))
-        own = ended - began - max(delay, stalled)
-        self.report.slow += 1
-        self.report.stalled += own <= TIMEOUT + SLACK
-        self.report.worst = max(self.report.worst, own)
+    def judge(self, slow: Slow) -> None:
+        stalls = [min(slow.ended, end) - max(slow.began, start) for start, end in self.stalls]
+        stalled = max(slow.delay, sum(stall for stall in stalls if stall > 0))
+        own = slow.ended - slow.began - stalled
+        report = self.report
+        report.slow += 1
+        report.worst = max(report.worst, own)
+        if own <= TIMEOUT + SLACK:
+            report.stalled += 1
+        elif len(report.unexplained) < 20:
+            way = "without Redis" if slow.degraded else "by Redis"
+            report.unexplained.append(f"{1000 * own:.0f} ms, {1000 * stalled:.0f} ms stalled, {way}, at {slow.at:.1f}")
 
     def measure_memory(self, seconds: float) -> None:
         if seconds >= self.next_measurement:
@@ -154,7 +171,7 @@ class Watchdog(threading.Thread):
         self.stopped = True
         self.join()
         while self.slow:
-            self.judge(*self.slow.popleft())
+            self.judge(self.slow.popleft())
 
 
 class Worker:
@@ -220,7 +237,7 @@ class Worker:
         report.decisions += 1
         report.by_ms[round(1000 * (ended - began))] += 1
         if ended - began > TIMEOUT + SLACK:
-            self.watchdog.slow.append((began, ended, delay))
+            self.watchdog.slow.append(Slow(began, ended, delay, decision.degraded, time.time()))
         if decision.degraded:
             report.degraded += 1
         elif not decision.allowed:
@@ -309,8 +326,11 @@ class Faults:
 
     def one(self) -> None:
         kind = self.random.choice(self.kinds)
-        self.counts[kind.__name__.replace("_", " ")] += 1
+        name = kind.__name__.replace("_", " ")
+        self.counts[name] += 1
+        began = time.time()
         kind()
+        print(f"{began:.1f} to {time.time():.1f}: {name}", flush=True)
 
     def last(self, least: float, most: float) -> None:
         time.sleep(self.random.uniform(least, most))
@@ -486,6 +506,7 @@ class Soak:
             problems += [f"{report.name}: {number} x {error}" for error, number in report.exceptions.items()]
             if report.slow > report.stalled:
                 problems.append(f"{report.name}: {report.slow - report.stalled} decisions beyond TIMEOUT + 50 ms")
+                problems += [f"  {line}" for line in report.unexplained]
             if last - first > MAX_GROWTH:
                 problems.append(f"{report.name}: memory grew from {first:.1f} to {last:.1f} MB")
             if report.decisions == report.degraded:

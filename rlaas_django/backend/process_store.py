@@ -63,7 +63,7 @@ class ProcessStore:
         time, operation, unique, cost, *policies = words
         now = int(time or local_time_ms())
         with self._lock:
-            if operation in ("reset", "delete"):
+            if operation == "reset":
                 return self._reset(keys, now, policies[::2])
             if operation == "refund":
                 return self._refund(keys, now, unique, int(cost), policies)
@@ -129,7 +129,10 @@ class ProcessStore:
             charged_at = None  # the newest units
             if unique:
                 charged_at = stamp
-            units = self._counter(key).refund(arguments, now, cost, charged_at)
+            counter = self._counter(key)
+            units = 0
+            if charged_at is None or charged_at >= counter.reset_at:
+                units = counter.refund(arguments, now, cost, charged_at)
             refunded.append(units)
         return refunded
 

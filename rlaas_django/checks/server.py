@@ -122,4 +122,4 @@ def _decide() -> None:
     ]
     check = limiter.plan(NAME, policies, 1)
     limiter.refund(limiter.decide_by_redis(check))
-    limiter.delete(NAME, policies)
+    limiter.reset(NAME, policies, may_refund=False)

@@ -90,8 +90,6 @@ class FixedWindow(Counter):
         oldest = self._oldest(window, now)
         indexes = [now // window, oldest]
         if charged_at is not None:
-            if charged_at < self.reset_at:
-                return 0
             indexes = [charged_at // window]
 
         refunded = 0

@@ -336,40 +336,36 @@ def unlimited() -> Decision:
     return Decision(True, (fallback.uncounted(conf.config().policy(DEFAULT), ""),))
 
 
-def reset(identity: Identity, policy: Policies = None) -> int:
+def reset(
+    identity: Identity, policy: Policies = None, *, may_refund: bool = True
+) -> int:
     """Reset what an identity used, whichever algorithm counted it.
 
-    Return the number of keys deleted.
+    Return the number of counters deleted. Charges from before are not refunded: Redis
+    keeps the time of the reset, but for `may_refund=False`, where nobody will try.
     """
-    return _delete(identity, policy, "reset")
-
-
-def delete(identity: Identity, policy: Policies = None) -> int:
-    """As `reset`, of counters whose charges nobody will refund: no key stays."""
-    return _delete(identity, policy, "delete")
-
-
-def _delete(identity: Identity, policy: Policies, operation: str) -> int:
     policy_set = compile_policies(policy)
     deleted = 0
-    for call in _reset_calls(policy_set, identity, operation):
+    for call in _reset_calls(policy_set, identity, may_refund):
         deleted += backend.execute(policy_set.topology, call)
     policy_set.refusals.invalidate(policy_set.names)
     return deleted
 
 
-async def areset(identity: Identity, policy: Policies = None) -> int:
+async def areset(
+    identity: Identity, policy: Policies = None, *, may_refund: bool = True
+) -> int:
     """As `reset`, natively async."""
     policy_set = compile_policies(policy)
     deleted = 0
-    for call in _reset_calls(policy_set, identity, "reset"):
+    for call in _reset_calls(policy_set, identity, may_refund):
         deleted += await backend.aexecute(policy_set.topology, call)
     policy_set.refusals.invalidate(policy_set.names)
     return deleted
 
 
 def _reset_calls(
-    policy_set: PolicySet, identity: Identity, operation: str
+    policy_set: PolicySet, identity: Identity, may_refund: bool
 ) -> list[Call]:
     """Return the calls that delete every key an algorithm may have written."""
     topology = policy_set.topology
@@ -386,10 +382,8 @@ def _reset_calls(
             )
             keys.append(template.key(identities[i]))
             words += (algo, window)
-        script = for_algorithms(ALGORITHMS)
-        calls.append(
-            script_call(script, keys, (clock.script_time(), operation, "", 0, *words))
-        )
+        args = (clock.script_time(), "reset", int(may_refund), 0, *words)
+        calls.append(script_call(for_algorithms(ALGORITHMS), keys, args))
     return calls
 
 

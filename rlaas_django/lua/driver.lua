@@ -21,7 +21,7 @@
   Of the overrides that apply to a policy, each narrower one replaces the wider ones: a smaller network a larger one, one
   of the identity that of a network, one of the policy that of all policies. But a limit or factor never lifts a block.
 
-  refund   Takes back what a check charged, never more than is still counted.
+  refund   Takes back what a check charged, never more than is still counted, and nothing from before a reset.
     KEYS   a counter key per charged policy; then, for a refund that may be asked for twice, the key of a marker, which
            says that it was done
     ARGV   now, 'refund', unique of the check ('': no check in particular, the newest units), cost,
@@ -30,9 +30,9 @@
 
   reset    Deletes the state of counters.
     KEYS   the counter keys
-    ARGV   now, 'reset', '', '0', then per key: algorithm, window; 'delete' in place of 'reset': nobody has a receipt
-           of what was charged, so that no key need stay
-    reply  the number of keys that were there
+    ARGV   now, 'reset', '1' or '0', '0', then per key: algorithm, window
+           '1' leaves the time of the reset at <key>:reset, for two windows, where there was a counter
+    reply  the number of counters that were there
 
   Times are in ms. `now` is '' for the server's clock, which is read once; ttl is the expiry of a counter.
 
@@ -60,18 +60,23 @@ if operation == "refund" then
     local limit, window, ttl = ARGV[word + 1] + 0, ARGV[word + 2] + 0, ARGV[word + 4]
     local charged_at = unique == "" and now or ARGV[word + 5] + 0
     local _, _, refund = load_algorithm(ARGV[word])
-    refunded[i] = refund(key, now, at, limit, window, ttl, cost, unique, charged_at)
+    -- By pcall: a node whose slot is on its way has an error for a key that is not there.
+    local reset_at = unique ~= "" and tonumber(redis.pcall("GET", key .. ":reset")) or 0
+    refunded[i] = charged_at < reset_at and 0
+      or refund(key, now, at, limit, window, ttl, cost, unique, charged_at)
   end
   return refunded
-elseif operation == "reset" or operation == "delete" then
+elseif operation == "reset" then
   local deleted = 0
   for i, key in ipairs(KEYS) do
     local word = 2 * i + 3
     local _, _, _, reset = load_algorithm(ARGV[word])
-    deleted = deleted + reset(key, now, ARGV[word + 1] + 0)
-    if operation == "delete" then
-      redis.pcall("DEL", key .. ":reset")
+    local window = ARGV[word + 1] + 0
+    local found = reset(key, now, window)
+    if found > 0 and unique == "1" then
+      redis.pcall("SET", key .. ":reset", at, "PX", 2 * window)
     end
+    deleted = deleted + found
   end
   return deleted
 end

@@ -3,7 +3,6 @@
   Version  5
 
   State    STRING at <key>:<floor(now / window)>, the units charged; expires a window after its first charge
-           STRING at <key>:reset, when the counter was reset last, in ms; expires after two windows
 
   check    key, now, at, limit, window, ttl, cost, capacity, charging -> count, wait, reset_after, counter, start
   charge   key, now, at, limit, window, ttl, cost, unique, counter, start -> reset_after, charged_at
@@ -38,10 +37,6 @@ local function refund(key, now, at, limit, window, ttl, cost, unique, charged_at
   if (index + 1) * window <= now then
     return 0 -- that window is over
   end
-  -- By pcall: a node whose slot is on its way knows nothing of a key that is not there.
-  if unique ~= "" and charged_at < (tonumber(redis.pcall("GET", key .. ":reset")) or 0) then
-    return 0
-  end
   local counter = key .. ":" .. index
   local units = math.min(cost, (redis.call("GET", counter) or 0) + 0)
   if units > 0 then
@@ -53,11 +48,7 @@ end
 -- Only the server's clock tells the window's index. A neighbouring window is there when the clock stepped.
 local function reset(key, now, window)
   local index = math.floor(now / window)
-  local deleted = redis.call("DEL", key .. ":" .. index - 1, key .. ":" .. index, key .. ":" .. index + 1)
-  if deleted > 0 then
-    redis.pcall("SET", key .. ":reset", now, "PX", 2 * window)
-  end
-  return deleted
+  return redis.call("DEL", key .. ":" .. index - 1, key .. ":" .. index, key .. ":" .. index + 1)
 end
 
 return check, charge, refund, reset

@@ -4,7 +4,6 @@
   Version  5
 
   State    STRING at <key>, <index>:<previous>:<current>; expires two windows after the last charge
-           STRING at <key>:reset, when the counter was reset last, in ms; expires after two windows
 
   check    key, now, at, limit, window, ttl, cost, capacity, charging
            -> count, wait, reset_after, index, previous, current, prefix
@@ -70,10 +69,6 @@ local function charge(key, now, at, limit, window, ttl, cost, unique, index, pre
 end
 
 local function refund(key, now, at, limit, window, ttl, cost, unique, charged_at)
-  -- By pcall: a node whose slot is on its way knows nothing of a key that is not there.
-  if unique ~= "" and charged_at < (tonumber(redis.pcall("GET", key .. ":reset")) or 0) then
-    return 0
-  end
   local _, _, _, index, previous, current = check(key, now, at, limit, window, ttl, 0)
   local behind, units = index - math.floor(charged_at / window), 0
   if behind == 0 then
@@ -90,12 +85,8 @@ local function refund(key, now, at, limit, window, ttl, cost, unique, charged_at
   return units
 end
 
-local function reset(key, now, window)
-  local deleted = redis.call("DEL", key)
-  if deleted > 0 then
-    redis.pcall("SET", key .. ":reset", now, "PX", 2 * window)
-  end
-  return deleted
+local function reset(key)
+  return redis.call("DEL", key)
 end
 
 return check, charge, refund, reset

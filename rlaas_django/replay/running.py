@@ -299,7 +299,7 @@ class Replay:
 
                 self._clock.ms = client.times[-1]
                 with uninterrupted():
-                    limiter.delete(client.identity, candidate.policies)
+                    limiter.reset(client.identity, candidate.policies, may_refund=False)
 
     def _delete_keys(self) -> None:
         """Delete the counters, unless Redis is unavailable; then they expire."""

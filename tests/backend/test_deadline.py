@@ -25,6 +25,8 @@ from tests.support.internals import (
 )
 from tests.support.outages import ROOMY, TIMEOUT, timed
 
+pytestmark = pytest.mark.slow  # the long tier
+
 STEP = 0.9 * TIMEOUT  # each step is in time, and two of them are not
 LATE = TIMEOUT + 0.05
 ATTEMPTS = 3  # a busy machine may delay some of them

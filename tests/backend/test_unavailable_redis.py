@@ -364,7 +364,7 @@ def test_refund_that_timed_out_is_not_sent_again(limiter, target, use_url, break
 
 @each_on_failure
 def test_exhausted_pool_is_decided_by_on_failure(on_failure, site, target, use_url, log_lines):
-    use_url(target.node.url, 0.05, max_connections=2)
+    use_url(target.node.url, TIMEOUT, max_connections=2)
     site.serve(rate_limit(limited(on_failure))(ok))
     pool = connection_pool()
     held = [pool.acquire(call_now()) for _ in range(2)]

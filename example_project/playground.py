@@ -203,6 +203,7 @@ def _decision(request: Request, reply: list[int], memory: int | None) -> dict[st
     _, allowed, count, remaining, wait, reset_after, limit, _ = reply
     if allowed:
         count = limit - remaining  # with the request
+        wait = 0
     return {
         "at": request.at,
         "retry": request.retry,

@@ -136,15 +136,15 @@ def _posted(request: HttpRequest, name: str) -> str | None:
 
     One text for all requests in which it depends on the view what the field is.
     """
-    data = getattr(request, "data", None)  # of a framework that has read the body
-    values: list[Any] | None = []
-    if data is None:
-        try:
-            values = _read_body(request, name)
-        except UnreadablePostError:
-            return None  # it is the view's error, if it reads the body
-    elif isinstance(data, Mapping):
-        values = [data.get(name)]
+    try:
+        values = _read_body(request, name)
+    except UnreadablePostError:
+        return None  # it is the view's error, if it reads the body
+    except RequestDataTooBig:
+        # It is left to the view, which may read it in parts.
+        if not _is_read_in_parts(request):
+            return None
+        values = None
     if values is None:
         return AMBIGUOUS
 
@@ -165,9 +165,15 @@ def _is_posted_name(value: object) -> bool:
 def _read_body(request: HttpRequest, name: str) -> list[Any] | None:
     """Return what views find under a name; None where it may be anything."""
     body: bytes | None = None
-    # Before the form, so that the view can still read it in its own way.
-    with suppress(RawPostDataException, RequestDataTooBig):
+    # Before anything is parsed, so that the view can still read it in its own way.
+    with suppress(RawPostDataException):
         body = request.body  # up to DATA_UPLOAD_MAX_MEMORY_SIZE
+
+    data = getattr(request, "data", None)  # of a framework with parsers of its own
+    if isinstance(data, Mapping):
+        return [data.get(name)]
+    if data is not None:
+        return []
     if body != b"" and not _is_plain(request):
         return None
     return [*_form(request, body).getlist(name), *_json_values(body, name)]
@@ -185,9 +191,23 @@ def _is_plain(request: HttpRequest) -> bool:
     return "*" not in str(request.content_type) and charset.startswith(UNICODE)
 
 
+def _is_read_in_parts(request: HttpRequest) -> bool:
+    """Return whether parsers find fields in a body that `request.body` does not take.
+
+    Django's of forms with files does, and those of frameworks may.
+    """
+    if not isinstance(request, HttpRequest):
+        return True
+    return request.content_type == FORMS[1] or not _is_plain(request)
+
+
 def _form(request: HttpRequest, body: bytes | None) -> QueryDict:
-    """Return the form, also of a PUT, which frameworks read and Django does not."""
-    if request.method == "POST":
+    """Return the form, also of a PUT, which frameworks read and Django does not.
+
+    Not `request.POST`, which may fail, and after which the view cannot choose how files
+    are uploaded; unless it was read before, or as much of it as the view can read.
+    """
+    if body is None and request.method == "POST":
         return request.POST
     with suppress(MultiPartParserError, SuspiciousOperation):
         if request.content_type == FORMS[0]:

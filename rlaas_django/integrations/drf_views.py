@@ -12,6 +12,8 @@ from functools import partial, partialmethod
 from typing import Any
 
 from django.contrib.auth.models import AnonymousUser
+from django.core.exceptions import RequestDataTooBig
+from django.http import UnreadablePostError
 from django.utils.translation import gettext_lazy as _
 from rest_framework.exceptions import APIException, Throttled
 
@@ -126,6 +128,12 @@ def _body_error(request: Any, limits: Iterable[CompiledLimits]) -> Exception | N
     if not any(key_kind(policy.key) == "post" for policy in policies):
         return None
 
+    # So that the view can still read it in its own way.
+    error = _error_of(request, "body")
+    if isinstance(error, RequestDataTooBig):
+        return None
+    if isinstance(error, UnreadablePostError):
+        return error
     return _error_of(request, "data")
 
 

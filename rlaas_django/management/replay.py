@@ -204,6 +204,12 @@ def replay(options: Namespace, output: Output) -> int:
             "Try fewer policies or algorithms at once."
         )
 
+    if running.went_back:
+        output.stderr.write(
+            "The log goes back in time by more than a window: clients were counted "
+            "anew from there. Sort the log by time for exact figures."
+        )
+
     summary = report(running, log, options.share)
     if output.as_json:
         output.json(summary)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ..core.algorithms import SLIDING_WINDOW_COMPACT
@@ -139,5 +139,5 @@ def _iso(ms: int | None) -> str | None:
     if ms is None:
         return None
 
-    time = datetime.fromtimestamp(ms / 1000, UTC)
+    time = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)
     return time.isoformat()

@@ -212,9 +212,10 @@ class Replay:
         algorithms: Iterable[str],
         cache: str,
     ) -> None:
-        self.first: int | None = None  # ms; the time of the first request
+        self.first: int | None = None  # ms; the earliest time of a request
         self.last: int | None = None
         self.too_slow = False  # whether counters may have expired too early
+        self.went_back = False  # whether times went back, by more than a window
 
         self._cache = cache
         self._name = f"replay-{secrets.token_hex(4)}"
@@ -223,7 +224,9 @@ class Replay:
             Candidate(f"{self._name}.{number}", text, policy, algorithms)
             for number, (text, policy) in enumerate(policies.items())
         ]
-        self._shortest = min(policy.window for policy in policies.values())  # seconds
+        windows = [1000 * policy.window for policy in policies.values()]
+        self._shortest = min(windows)  # ms
+        self._longest = max(windows)
 
         self._part_at = 0  # ms; where the present part of the log begins
         self._part_started = math.inf
@@ -239,7 +242,7 @@ class Replay:
             try:
                 for batch in batches:
                     self._decide_batch(batch)
-                    self._forget_idle()
+                    self._forget_idle(MAX_CLIENTS)
 
                 self._compare_clocks(self._part_at)
             finally:
@@ -251,10 +254,16 @@ class Replay:
 
     def _decide_batch(self, batch: list[Request]) -> None:
         for now, requests in itertools.groupby(batch, attrgetter("at")):
+            if now < self._part_at - self._longest:
+                # What was counted later would count for as long as the log goes back.
+                self.went_back = True
+                self._forget_idle(0)
+                self._part_at = 0
+
             self._compare_clocks(now)
             self._clock.ms = now
-            self.first = self.first or now
-            self.last = now
+            self.first = min(self.first or now, now)
+            self.last = max(self.last or now, now)
 
             self._decide(now, requests)
 
@@ -283,17 +292,17 @@ class Replay:
         charge. So those of a slower replay might be gone while the log needs them.
         """
         real = time.monotonic()
-        if real - self._part_started > self._shortest / 2:
+        if real - self._part_started > self._shortest / 2000:
             self.too_slow = True
 
-        if now - self._part_at >= 1000 * self._shortest:
+        if now - self._part_at >= self._shortest:
             self._part_at = now
             self._part_started = real
 
-    def _forget_idle(self) -> None:
-        """Bound the memory, here and in Redis, by forgetting idle clients."""
+    def _forget_idle(self, most: int) -> None:
+        """Keep so many clients, here and in Redis, and forget the idle ones."""
         for candidate in self.candidates:
-            while len(candidate.clients) > MAX_CLIENTS:
+            while len(candidate.clients) > most:
                 candidate.approximate = True
                 client = candidate.pop_idle()
 

@@ -344,6 +344,99 @@ def test_lines_a_little_out_of_order_are_sorted(write):
     assert policy["algorithms"][0]["refused"] == 0
 
 
+YEAR_2000 = 946_684_800_000
+YEAR_9999 = 253_402_300_799_000  # its last second
+NO_NUMBERS = [
+    '{"time": NaN, "ip": "203.0.113.9", "path": "/", "status": 200}',
+    '{"time": Infinity, "ip": "203.0.113.9", "path": "/", "status": 200}',
+    '{"time": -Infinity, "ip": "203.0.113.9", "path": "/", "status": 200}',
+    f'{{"time": {YEAR_2000}, "ip": "203.0.113.9", "path": "/", "status": NaN}}',
+    f'{{"time": {YEAR_9999}, "ip": "203.0.113.9", "path": "/", "status": Infinity}}',
+]
+
+
+def years_apart(order: str) -> list[str]:
+    """Return 5,000 requests of one client at the start of 2000, 1 ms apart, and as many at the end of 9999."""
+    lines = [line(YEAR_2000 + n) for n in range(5_000)] + [line(YEAR_9999 - n) for n in reversed(range(5_000))]
+    if order == "back":
+        lines = lines[5_000:] + lines[:5_000]
+    return lines
+
+
+@pytest.mark.parametrize(("order", "parts"), [("forth", 2), ("back", 4)])  # batches that go back are counted anew
+def test_the_years_2000_and_9999_and_what_is_no_number_are_in_one_log(write, order, parts):
+    found = replay_json(write([*NO_NUMBERS, *years_apart(order)]), "--policy", "100/m by ip", "--policy", "100/365d")
+    assert (found["replayed"], found["unreadable"]) == (10_000, 5)
+    assert [sample["text"] for sample in found["unreadable_samples"]] == NO_NUMBERS
+    assert (found["from"], found["until"]) == ("2000-01-01T00:00:00+00:00", "9999-12-31T23:59:59+00:00")
+    for policy in found["policies"]:
+        for run in policy["algorithms"]:
+            refilled = 16 if run["algorithm"] == TOKEN_BUCKET else 0
+            assert 10_000 - 100 * parts - refilled <= run["refused"] <= 10_000 - 100 * parts
+            assert run["longest_wait"] <= 2 * policy["window"]
+
+
+def test_a_wrong_time_refuses_nothing_before_and_after_it(write):
+    """A request every minute, in several batches, of which one has a time in the year 9999."""
+    lines = [line(NOW + 60_000 * n) for n in range(6_000)]
+    lines[3_000] = line(YEAR_9999)
+    result = rlaas("replay", write(lines), "--policy", "2/m by ip", "--json")
+    assert {run["refused"] for run in result.json["policies"][0]["algorithms"]} == {0}
+    assert "The log goes back in time by more than a window" in result.err
+
+
+def test_a_log_in_the_order_of_time_has_no_warning(write):
+    result = rlaas("replay", write(years_apart("forth")), "--policy", "100/m by ip, fixed window")
+    assert "goes back" not in result.err
+
+
+def test_a_log_that_goes_back_leaves_no_key(write, client):
+    rlaas("replay", write(years_apart("back")), "--policy", "100/m by ip")
+    assert our_keys(client) == []
+
+
+some_values = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=8),
+        st.sampled_from([YEAR_2000, YEAR_9999, 10**400, "9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59"]),
+        st.sampled_from(
+            ["nan", "-inf", "9" * 400, "\ud800", "\0", "::1", "http://[", "//[x", "/?q=%ff", "203.0.113.9"]
+        ),
+    ),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["addr", "x"]), inner, max_size=2),
+    max_leaves=4,
+)
+some_entries = st.fixed_dictionaries(
+    {"time": st.sampled_from([YEAR_2000, YEAR_9999, NOW / 1000, "9999-12-31T23:59:59", float("nan")]) | some_values},
+    optional=dict.fromkeys(["ip", "user", "method", "path", "status", "request", "client", "key"], some_values),
+)
+some_lines = st.one_of(
+    some_entries.map(json.dumps),
+    some_entries.map(lambda entry: json.dumps({"path": "/", "status": 200, "ip": "::1", **entry, "method": "GET"})),
+    st.text(max_size=20).map(lambda text: text.encode("utf-8", "backslashreplace").decode()),
+)
+
+
+@hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=st.lists(some_lines, max_size=8), as_json=st.booleans())
+def test_whatever_a_log_has_it_is_replayed_or_said_to_be_left_out(client, write, lines, as_json):
+    policies = [
+        f"--policy={text}" for text in ("1/m by ip", "2/365d by user", "1/m by get:q", "2/m by header:X-Api-Key")
+    ]
+    options = ["--field", "header:X-Api-Key=key", *(["--json"] if as_json else [])]
+    result = rlaas("replay", write(lines), *policies, *options)
+    assert result.code in (0, 1)
+    assert result.out.encode()
+    if as_json:
+        found = json.loads(result.out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+        assert found["lines"] == found["replayed"] + found["filtered"] + found["unreadable"]
+        assert found["unreadable"] <= len("\n".join(lines).splitlines())
+
+
 def test_lines_that_cannot_be_read_are_counted_and_shown(write):
     path = write(["garbage \x1b[31m", line(NOW), "", '{"time": 1}', COMBINED])
     found = replay_json(path, "--policy", "5/m by ip, fixed window")

@@ -128,7 +128,6 @@ def rate_limit_exempt(view: ViewT) -> ViewT:
         # A function of its own: the view may be at another URL without this decorator.
         exempt = _same_view(view)
     exempt.rate_limit_exempt = True
-    registry.has_exempt_views = True
     return exempt  # type: ignore[no-any-return]
 
 

@@ -5,17 +5,27 @@ Those of the first rule that matches, unless the view is exempt.
 
 from __future__ import annotations
 
-from contextlib import suppress
-from functools import cache
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
 from typing import Any
 
 from django.http import HttpRequest
-from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
+from django.urls import (
+    LocalePrefixPattern,
+    Resolver404,
+    ResolverMatch,
+    URLPattern,
+    URLResolver,
+    get_resolver,
+    resolve,
+)
+from django.urls.resolvers import RoutePattern
+from django.utils.functional import Promise
 
 from .. import conf
 from ..core.policy import DEFAULT
 from ..core.rules import Rule
-from ..runtime import registry
 from .limits import Limits
 from .view_names import view_class_of
 
@@ -25,7 +35,8 @@ OWN_PAGES = "/rlaas_django/ratelimit/"
 EVERYTHING = Rule(None, None, None, (DEFAULT,))
 EXEMPT = Rule(None, None, None, ())
 
-_loaded: set[Any] = set()  # the URLconfs that were imported, and with them the views
+# What a regular expression begins with; a character before a quantifier may be absent.
+_find_literal = re.compile(r"\^((?:[\w/-](?![?*{]))*)").match
 
 
 def limits_of_request(request: HttpRequest) -> Limits:
@@ -58,12 +69,50 @@ def _limits(rule: Rule) -> Limits:
 
 def _may_be_exempt(request: HttpRequest) -> bool:
     """Return whether the view matters; if not, Django alone resolves the URL."""
-    urlconf = getattr(request, "urlconf", None)
-    if urlconf not in _loaded:
-        with suppress(Exception):  # Django tells what is wrong with the URLs
-            _ = get_resolver(urlconf).url_patterns
-        _loaded.add(urlconf)
-    return registry.has_exempt_views or OWN_PAGES in request.path_info
+    path = request.path_info
+    resolver = get_resolver(getattr(request, "urlconf", None))
+    return OWN_PAGES in path or path.startswith(_exempt_prefixes(resolver))
+
+
+@lru_cache(maxsize=64)
+def _exempt_prefixes(resolver: URLResolver) -> tuple[str, ...]:
+    """Return what the paths of exempt views begin with; "" for any path."""
+    try:
+        patterns = resolver.url_patterns  # imports the views
+    except Exception:  # noqa: BLE001  (Django tells what is wrong with the URLs)
+        return ()
+    return tuple(set(_walk(patterns, "/", is_literal=True)))
+
+
+def _walk(
+    patterns: Iterable[URLPattern | URLResolver], prefix: str, *, is_literal: bool
+) -> Iterator[str]:
+    """Yield what the path of each exempt view begins with, as far as it is literal."""
+    for pattern in patterns:
+        literal, is_whole = "", False
+        if is_literal:
+            literal, is_whole = _literal_part(pattern.pattern)
+        if isinstance(pattern, URLResolver):
+            below = pattern.url_patterns
+            yield from _walk(below, prefix + literal, is_literal=is_whole)
+        elif _is_marked_exempt(pattern.callback):
+            yield prefix + literal
+
+
+def _literal_part(route: Any) -> tuple[str, bool]:
+    """Return what each path of a route begins with, and whether that is all of it."""
+    is_translated = any(isinstance(value, Promise) for value in vars(route).values())
+    if is_translated or isinstance(route, LocalePrefixPattern):
+        return "", False
+
+    text = str(route)
+    if isinstance(route, RoutePattern):
+        literal, bracket, _ = text.partition("<")
+        return literal, not bracket
+    found = _find_literal(text)
+    if found is None or "|" in text:
+        return "", False
+    return found[1], False
 
 
 def _is_exempt(request: HttpRequest) -> bool:
@@ -72,11 +121,12 @@ def _is_exempt(request: HttpRequest) -> bool:
         match = resolve(request.path_info, getattr(request, "urlconf", None))
     except Resolver404:
         return False
+    return _is_marked_exempt(match.func) or _is_own_page(match)
 
-    for view in (match.func, view_class_of(match.func)):
-        if getattr(view, "rate_limit_exempt", False):
-            return True
-    return _is_own_page(match)
+
+def _is_marked_exempt(view: Any) -> bool:
+    marked = (view, view_class_of(view))
+    return any(getattr(each, "rate_limit_exempt", False) for each in marked)
 
 
 def _is_own_page(match: ResolverMatch) -> bool:

@@ -27,7 +27,7 @@ local function check(key, now, at, limit, window, ttl, cost, capacity, charging)
   if over > 0 and cost <= limit then
     -- It passes once so many of the oldest are dead.
     local last = over > 1 and over - 1 or "0"
-    wait = redis.call("ZRANGE", key, last, last, "WITHSCORES")[2] + window - now
+    wait = string.match(redis.call("ZRANGE", key, last, last)[1], "^%d+") + window - now
   end
   if charging and wait <= 0 and cost <= limit then
     within = redis.call("ZCOUNT", key, now - window + 1, at)
@@ -41,7 +41,7 @@ local function check(key, now, at, limit, window, ttl, cost, capacity, charging)
   if within == entries - dead then
     reset_after = nil -- none is later than now, and a charge will be the last
   elseif entries > dead then
-    reset_after = redis.call("ZRANGE", key, "-1", "-1", "WITHSCORES")[2] + window - now
+    reset_after = string.match(redis.call("ZRANGE", key, "-1", "-1")[1], "^%d+") + window - now
   end
   return entries - dead, wait > 0 and wait or -1, reset_after, dead, reset_after
 end
@@ -63,7 +63,7 @@ end
 
 local function charge(key, now, at, limit, window, ttl, cost, unique, dead, later)
   if cost == 0 then
-    local left = redis.call("ZRANGE", key, "-1", "-1", "WITHSCORES")[2] + window - now
+    local left = string.match(redis.call("ZRANGE", key, "-1", "-1")[1], "^%d+") + window - now
     return left > 0 and left or 0
   end
   if dead > 0 then

@@ -52,7 +52,8 @@ local function charge(key, now, at, limit, window, ttl, cost, unique, used, stam
   end
   used, total = used + cost * window, (total or now * 100) + cost
   local full = (used + -used % limit) / limit
-  local text = string.format("%.0f:%.0f:%.0f", used, stamp, total) -- `..` keeps 14 digits
+  local when = stamp == now and at or string.format("%.0f", stamp)
+  local text = string.format("%.0f:%s:%.0f", used, when, total) -- `..` keeps 14 digits
   redis.call("SET", key, text .. refunds, "PX", full + window)
   return stamp - now + full, total
 end

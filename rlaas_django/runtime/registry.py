@@ -36,8 +36,6 @@ sources: weakref.WeakSet[Any] = weakref.WeakSet()
 adapter_policies: dict[str, Policy] = {}
 MAX_ADAPTER_POLICIES = 1_000
 
-has_exempt_views = False  # whether @rate_limit_exempt was put on a view
-
 # Names of policies that are charged before it is known whether the request counts
 # (`charge_when`): a refusal by one of them may end early, so it is not cached.
 refundable: set[str] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -63,6 +64,15 @@ async def test_and_so_do_async_checks(site_cache, clock):
     await sync_to_async(site_cache.set)("cart", VALUE)
     assert [(await acheck("203.0.113.9", POLICY)).allowed for _ in range(3)] == [True, True, False]
     assert await sync_to_async(site_cache.get)("cart") == VALUE
+
+
+def test_django_has_no_cache_of_the_limiter_to_close_after_a_request(site_cache, clock):
+    def opened_by_a_decision():
+        assert check("203.0.113.9", POLICY).allowed
+        return caches.all(initialized_only=True)
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(opened_by_a_decision).result() == []
 
 
 class OwnParser(redis.connection.DefaultParser):

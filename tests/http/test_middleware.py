@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from asgiref.sync import iscoroutinefunction
+from django.conf.urls.i18n import i18n_patterns
 from django.contrib import admin
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
@@ -15,8 +16,12 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.http import Http404, HttpResponse
 from django.template.response import TemplateResponse
 from django.test import RequestFactory
+from django.urls import URLResolver, include, path, re_path
+from django.utils import translation
 from django.utils.datastructures import CaseInsensitiveMapping
 from django.utils.decorators import method_decorator
+from django.utils.functional import lazy
+from django.utils.translation import get_language
 from django.views import View
 from django.views.decorators.cache import never_cache
 from rest_framework.decorators import api_view
@@ -42,7 +47,7 @@ from tests.support.http import (
     rate_limit_fields,
     templates,
 )
-from tests.support.internals import forget_exempt_views, forget_loaded_urls
+from tests.support.internals import forget_loaded_urls
 
 ADDRESS = "203.0.113.9"
 ADMIN_MIDDLEWARE = [*AUTHENTICATION, "django.contrib.messages.middleware.MessageMiddleware"]
@@ -208,6 +213,45 @@ def test_an_exempt_view_is_not_limited(site, client, exempt):
     assert site.statuses(6) == [200] * 5 + [429]
 
 
+def about():
+    """Return a route that is another text in each language."""
+    return lazy(lambda: {"de": "ueber/"}.get(get_language(), "about/"), str)()
+
+
+# Below the root: the routes of exempt views, and a path of each.
+EXEMPT_ROUTES = {
+    "with a parameter": (lambda view: path("<slug:shop>/health", view), "/bikes/health"),
+    "by a regular expression": (lambda view: re_path(r"^colou?r/(x|y)$", view), "/color/x"),
+    "by one that may match anywhere": (lambda view: re_path(r"health", view), "/any/health"),
+    "by alternatives": (lambda view: re_path(r"^health|alive", view), "/is/alive"),
+    "included": (lambda view: path("a/", include([path("b/", include([path("c", view)]))])), "/a/b/c"),
+    "included below a parameter": (lambda view: path("<int:n>/", include([path("c", view)])), "/7/c"),
+    "included below a regular expression": (lambda view: re_path(r"^v\d/", include([path("c", view)])), "/v2/c"),
+    "in a language": (lambda view: i18n_patterns(path("health", view))[0], "/en/health"),
+    "translated": (lambda view: path(about(), view), "/about/"),
+}
+
+
+@pytest.mark.parametrize(("route", "where"), EXEMPT_ROUTES.values(), ids=EXEMPT_ROUTES)
+def test_an_exempt_view_is_found_by_any_route(site, settings, route, where):
+    settings.LANGUAGE_CODE = "en"
+    site.serve({"": ok}, middleware=[OURS])
+    settings.ROOT_URLCONF.urlpatterns.append(route(rate_limit_exempt(site.view(ok))))
+    assert policies_at(site, where) == []
+    with translation.override("de"):
+        assert policies_at(site, where.replace("/en/", "/de/").replace("about", "ueber")) == []
+    assert policies_at(site, "/") == ["default"]
+
+
+def test_a_url_is_resolved_once_beside_exempt_views(site, monkeypatch):
+    resolved = []
+    resolve = URLResolver.resolve
+    monkeypatch.setattr(URLResolver, "resolve", lambda self, text: resolved.append(text) or resolve(self, text))
+    site.serve({"healthz": rate_limit_exempt(ok), "shop": ok}, middleware=[OURS])
+    assert policies_at(site, "/shop") == ["default"]
+    assert resolved == ["/shop"]
+
+
 def test_an_exempt_view_keeps_the_limits_of_its_decorators(site):
     for n, view in enumerate((rate_limit_exempt(rate_limit("login")(ok)), rate_limit("login")(rate_limit_exempt(ok)))):
         site.serve(view, middleware=[OURS])
@@ -240,7 +284,6 @@ def test_the_first_request_of_a_process_knows_which_views_are_exempt(settings, t
     (tmp_path / "urls_of_one_test.py").write_text(URLS)
     monkeypatch.syspath_prepend(tmp_path)
     site, settings.MIDDLEWARE, settings.ROOT_URLCONF = Site("wsgi, def", settings), [OURS], "urls_of_one_test"
-    forget_exempt_views()
     forget_loaded_urls()
     assert policies_at(site, "/exempt") == []
 

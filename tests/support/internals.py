@@ -166,7 +166,6 @@ __all__ = [
     "escape_for_log",
     "flush_statistics",
     "fold",
-    "forget_exempt_views",
     "forget_limits",
     "forget_loaded_urls",
     "forget_notice",
@@ -344,14 +343,9 @@ def refresh_is_due() -> bool:
     return any(thread.name == TOPOLOGY_THREAD for thread in threading.enumerate())
 
 
-def forget_exempt_views() -> None:
-    """Have no view exempt, until one is decorated."""
-    registry.has_exempt_views = False
-
-
 def forget_loaded_urls() -> None:
     """Have the middleware import the URLs with its next request, as with the first one of a process."""
-    http_rules._loaded.clear()
+    http_rules._exempt_prefixes.cache_clear()
 
 
 def forget_notice() -> None:

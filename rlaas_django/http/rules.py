@@ -89,7 +89,8 @@ def _walk(
 ) -> Iterator[str]:
     """Yield what the path of each exempt view begins with, as far as it is literal."""
     for pattern in patterns:
-        literal, is_whole = "", False
+        literal = ""
+        is_whole = False
         if is_literal:
             literal, is_whole = _literal_part(pattern.pattern)
         if isinstance(pattern, URLResolver):

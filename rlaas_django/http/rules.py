@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any
 
@@ -71,17 +72,16 @@ def _may_be_exempt(request: HttpRequest) -> bool:
     """Return whether the view matters; if not, Django alone resolves the URL."""
     path = request.path_info
     resolver = get_resolver(getattr(request, "urlconf", None))
-    return OWN_PAGES in path or path.startswith(_exempt_prefixes(resolver))
+    prefixes: tuple[str, ...] = ()
+    with suppress(Exception):  # Django tells what is wrong with the URLs
+        prefixes = _exempt_prefixes(resolver)
+    return OWN_PAGES in path or path.startswith(prefixes)
 
 
 @lru_cache(maxsize=64)
 def _exempt_prefixes(resolver: URLResolver) -> tuple[str, ...]:
-    """Return what the paths of exempt views begin with; "" for any path."""
-    try:
-        patterns = resolver.url_patterns  # imports the views
-    except Exception:  # noqa: BLE001  (Django tells what is wrong with the URLs)
-        return ()
-    return tuple(set(_walk(patterns, "/", is_literal=True)))
+    """Return what the paths of exempt views begin with, as far as it is literal."""
+    return tuple(set(_walk(resolver.url_patterns, "/", is_literal=True)))
 
 
 def _walk(

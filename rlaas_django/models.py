@@ -41,6 +41,7 @@ MAX_FACTOR = Decimal(1000)
 
 IS_NETWORK = Q(identity__startswith=f"{NETWORK}=")
 IS_ADDRESS = Q(identity__startswith="ip=")
+MAPPED = f"{NETWORK}={encode('::ffff:')}"  # of networks that were stored as IPv4-mapped
 
 
 def network_of(identity: str) -> Network | None:
@@ -53,6 +54,13 @@ def network_of(identity: str) -> Network | None:
         return parse_network(text)
     except ValueError:  # such as `unknown`
         return None
+
+
+def canonical(identity: str) -> str:
+    """Return an encoded identity, of an IPv4-mapped network as that of the IPv4 one."""
+    if not identity.startswith(MAPPED):
+        return identity
+    return f"{NETWORK}={encode(str(network_of(identity)))}"
 
 
 def supernets(identity: str, lengths: Iterable[int]) -> set[str]:
@@ -105,18 +113,20 @@ class OverrideQuerySet(models.QuerySet["Override"]):
             return matches
 
         # The names alone: there may be thousands of networks, of which few match.
-        named = set(self.filter(IS_NETWORK).values_list("identity", flat=True))
+        stored = self.filter(IS_NETWORK).values_list("identity", flat=True)
+        named = {canonical(name): name for name in stored}
         endings = {name.rpartition("%2F")[2] for name in named}
         lengths = [int(ending) for ending in endings if ending.isdecimal()]
         applying = {
-            identity: {identity} | named & supernets(identity, lengths)
+            identity: {identity, *named.keys() & supernets(identity, lengths)}
             for identity in matches
         }
 
-        candidates = self.filter(identity__in=set().union(*applying.values()))
+        found = set().union(*applying.values())
+        candidates = self.filter(identity__in=[named.get(name, name) for name in found])
         for override in sorted(candidates, key=attrgetter("narrowness")):
             for identity, names in applying.items():
-                if override.identity in names:
+                if canonical(override.identity) in names:
                     matches[identity].append(override)
 
         return matches

@@ -421,7 +421,7 @@ def test_an_override_that_is_not_in_force_yet_is_said_to_be_saved_only(
     use_url(target.proxy.url, timeout=0.1)
     rlaas("block", "203.0.113.7", "--reason", "spam")
     if outage == "slow":
-        target.proxy.delay(1)
+        target.proxy.delay(3)  # longer than a page waits
     else:
         target.proxy.refuse()
         target.proxy.cut()

@@ -734,5 +734,5 @@ def test_the_panel_names_the_user_and_the_address(login_site, alice):
     assert "alice at 198.51.100.1" in refusals
     page = client.get("/admin/rlaas_django/ratelimit/identity/", {"id": str(alice.pk)}).content.decode()
     assert "at 198.51.100.2" in page
-    section = page[page.index("Recent refusals") :]
+    section = page[page.index("Recently refused") :]
     assert "5 of 5 in 5" in section

@@ -757,7 +757,7 @@ def test_a_throttle_does_not_count_wrong_tokens(settings, clock, kind):
 def test_the_rule_of_the_page_counts_wrong_tokens(settings, configure, clock, kind):
     text = (ROOT / "docs" / "ninja.md").read_text()
     (block,) = re.findall(r"^```python\n([^`]*\bRATE_LIMITER = .*?)^```", text, re.MULTILINE | re.DOTALL)
-    names: dict = {}
+    names: dict = {"MIDDLEWARE": []}
     exec(compile(block, "ninja.md", "exec"), names)
     configure(**names["RATE_LIMITER"])
     site = serve_with_tokens(settings, kind, names["MIDDLEWARE"])
@@ -774,7 +774,7 @@ def test_the_rule_of_the_page_counts_wrong_tokens(settings, configure, clock, ki
 def test_the_examples_of_the_page_run(configure, clock):
     configure(POLICIES={"search": {"rate": "2/m", "key": "ip"}})
     text = (ROOT / "docs" / "ninja.md").read_text()
-    names: dict = {"__name__": "documented"}
+    names: dict = {"__name__": "documented", "MIDDLEWARE": []}
     for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         exec(compile(block, "ninja.md", "exec"), names)
     with asyncio.Runner() as runner:
